@@ -28,12 +28,32 @@ import jax
 import pytest
 from jax._src.interpreters import mlir
 
+from covered import QUICK_FOR, own_name
+
 # Every small program is lowered in a context of its own, and loading its dialects is a fourth of the time that takes.
 if hasattr(mlir, "make_ir_context"):
     mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 gc.set_threshold(200_000, 20, 100)  # tracing makes many objects that live long: looking for garbage finds little
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 4)  # for meshes; everything else runs on the first
+
+
+COLLECTED = pytest.StashKey[dict[str, bool]]()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What a quick test covers is slow."""
+    name = item.nodeid.removeprefix("tests/")
+    if name in QUICK_FOR or own_name(name) in QUICK_FOR:
+        item.add_marker(pytest.mark.slow)
+    found = item.config.stash.setdefault(COLLECTED, {})
+    found[name] = item.get_closest_marker("slow") is not None
+
+
+@pytest.fixture
+def collected(request: pytest.FixtureRequest) -> dict[str, bool]:
+    """All tests that this session has found, run or not, by name: whether each is slow."""
+    return request.config.stash[COLLECTED]
 
 
 @pytest.hookimpl(trylast=True)

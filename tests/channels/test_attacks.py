@@ -199,8 +199,10 @@ def agree(attack: Any, method: Any, engines: list[str]) -> None:
     faults = rk.Faults(dropout=0.2, attack=attack)
     what = dataclasses.replace(what, cohort=4, channel=rk.centered_clipping(0.5), faults=faults)
     here = runs.outcome(rk.Simulation(), what, 3)
+    # Noise is drawn in float32: its last bit depends on what XLA computes it together with.
+    tolerance = 1e-6 if isinstance(attack, rk.attacks.Noise) else 1e-10
     for name in engines:
-        runs.agree(here, runs.outcome(ENGINES[name], what, 3))
+        runs.agree(here, runs.outcome(ENGINES[name], what, 3), tolerance)
 
 
 @pytest.mark.parametrize("attack", ATTACKS[:2], ids=["knows all", "alone"])

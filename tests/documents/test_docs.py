@@ -82,6 +82,9 @@ def test_the_page_on_the_clock() -> None:
     assert early.history["clock"].iloc[-1] < run.history["clock"].iloc[-1]
     assert early.history["missing"].iloc[-1] == 50
     assert early.x > run.x  # towards the data of fast clients
+    late, of_run = names["late"].history.iloc[-1], run.history.iloc[-1]
+    assert late["bytes_up"] == of_run["bytes_up"]
+    assert (round(late["clock"]), round(of_run["clock"])) == (19, 48)
 
 
 def test_the_page_on_secure_sums(capsys: pytest.CaptureFixture[str]) -> None:

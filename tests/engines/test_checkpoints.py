@@ -26,8 +26,8 @@ import pytest
 
 import rookery as rk
 from rookery.base import content
-from rookery.engines import checkpoints
-from rookery.engines.checkpoints import Folder
+from rookery.engines import checkpoints, folders
+from rookery.engines.folders import Folder
 
 ENGINES = [rk.Simulation(), rk.Federation()]
 on_both = pytest.mark.parametrize("engine", ENGINES, ids=["simulation", "federation"])
@@ -546,9 +546,9 @@ KILLED = """
     import sys
     import jax.numpy as jnp, numpy as np
     import rookery as rk
-    from rookery.engines import checkpoints
+    from rookery.engines import checkpoints, folders
 
-    checkpoints.SHARE, checkpoints.Folder.busy = 1e9, lambda self: False
+    checkpoints.SHARE, folders.Folder.busy = 1e9, lambda self: False
     rows = np.random.default_rng(0).normal(size=(2, 1, 500_000))
     given = dict(problem=rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2)), clients=rk.Clients(upper=list(rows)),
                  algorithm=rk.FedAvg(step=0.1), init=np.zeros(500_000), every=1)
@@ -619,9 +619,9 @@ def test_what_is_being_written_does_not_change(tmp_path: Path, monkeypatch: pyte
     """A thread of orbax's writes the header while the run goes on, at times several rounds later."""
     given, write = [], Folder.write
 
-    def watched(self: Folder, done: int, header: Any, arrays: Any, keep: int | None) -> None:
+    def watched(self: Folder, done: int, header: Any, *rest: Any) -> None:
         given.append((header, copy.deepcopy(header)))
-        write(self, done, header, arrays, keep)
+        write(self, done, header, *rest)
 
     monkeypatch.setattr(Folder, "write", watched)
     rk.solve(**GIVEN, checkpoint=tmp_path / "run")
@@ -833,8 +833,83 @@ def test_a_later_format(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     (folder / "round_2" / "header" / "metadata").write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="round_2 must have the format 4 of this version; got 99"):
+    with pytest.raises(ValueError, match="round_2 must have one of the formats 4 to 5 of this version; got 99"):
         rk.solve(**FEDAVG, checkpoint=folder)
+
+
+# Of a large memory, only the rows that changed are written.
+
+MANY = rk.Clients(upper=[np.array([[float(i % 7), 1.0]]) for i in range(40)])
+
+
+def crowd(method: Any = DITTO, **more: Any) -> dict[str, Any]:
+    return {**GIVEN, "clients": MANY, "algorithm": method, "cohort": 3, "rounds": 9, "every": 1, **more}
+
+
+@pytest.fixture
+def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "APART", 1)
+
+
+def written(folder: Path) -> dict[int, tuple[int, int | None]]:
+    """By round, how many clients' rows it has, and the round before it that has the others."""
+    headers = {done: Folder(folder).header(done) for done in Folder(folder).rounds()}
+    assert all(header["format"] == 5 for header in headers.values())
+    return {done: (header["apart"]["rows"], header["apart"]["since"]) for done, header in headers.items()}
+
+
+@pytest.mark.usefixtures("_apart")
+@pytest.mark.parametrize("cohort", [3, slow(40)])
+def test_rows_that_changed(cohort: int, tmp_path: Path) -> None:
+    given = crowd(cohort=cohort)
+    rk.solve(**given, checkpoint=tmp_path / "run", **until(5))
+    if cohort == 3:
+        assert written(tmp_path / "run") == {1: (40, None)} | {done: (3, done - 1) for done in range(2, 6)}
+    else:  # all change
+        assert written(tmp_path / "run") == {4: (40, None), 5: (40, None)}
+    same(rk.solve(**given, checkpoint=tmp_path / "run"), rk.solve(**given))
+    assert written(tmp_path / "run")[9] == ((3, 8) if cohort == 3 else (40, None))
+
+
+@pytest.mark.usefixtures("_apart")
+def test_all_rows_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once as many rows have been written as there are, or the chain of rounds is long; older rounds are deleted."""
+    monkeypatch.setattr(folders, "_CHAIN", 4)
+    rk.solve(**crowd(), checkpoint=tmp_path / "run")
+    assert written(tmp_path / "run") == {5: (40, None), 6: (3, 5), 7: (3, 6), 8: (3, 7), 9: (40, None)}
+    rk.solve(**crowd(cohort=15, rounds=4), checkpoint=tmp_path / "many")  # 15 + 15 rows, and 15 would be more than 40
+    assert written(tmp_path / "many") == {1: (40, None), 2: (15, 1), 3: (15, 2), 4: (40, None)}
+    monkeypatch.setattr(folders, "APART", 10**9)  # another version's choice: all in one again
+    same(rk.solve(**crowd(rounds=11), checkpoint=tmp_path / "run"), rk.solve(**crowd(rounds=11)))
+    assert saved(tmp_path / "run") == ["round_10", "round_11"]
+
+
+@pytest.mark.usefixtures("_apart")
+def test_a_round_goes_back_by_two(tmp_path: Path) -> None:
+    """A damaged round is deleted by hand: the run goes on from the one before, and what follows is right."""
+    folder = tmp_path / "run"
+    rk.solve(**crowd(), checkpoint=folder, **until(5))
+    shutil.rmtree(folder / "round_5" / "rows")
+    with pytest.raises(ValueError, match=r"round_5 is not .* damaged; delete it to go on from round 4"):
+        rk.solve(**crowd(), checkpoint=folder)
+    shutil.rmtree(folder / "round_5")
+    same(rk.solve(**crowd(), checkpoint=folder), rk.solve(**crowd()))
+    shutil.rmtree(folder / "round_3")
+    message = r"round_9 builds on round_3, which is missing or damaged; delete round_3 and all later rounds to go on "
+    with pytest.raises(ValueError, match=message + "from round 2"):
+        rk.solve(**crowd(rounds=10), checkpoint=folder)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_apart")
+@pytest.mark.parametrize("debug", [True, False])
+def test_rows_of_several_kinds(debug: bool, tmp_path: Path) -> None:
+    """A channel's memory at the clients, random keys, and the debugging run. Quick: `test_rows_that_changed`."""
+    channel = rk.top_k(0.5, feedback="error")
+    given = crowd(channel=channel, rounds=5, engine=rk.Simulation(debug=debug))
+    rk.solve(**given, checkpoint=tmp_path / "run", **until(3))
+    assert written(tmp_path / "run") == {1: (40, None), 2: (3, 1), 3: (3, 2)}
+    same(rk.solve(**given, checkpoint=tmp_path / "run"), rk.solve(**given))
 
 
 # The data's identity, and several devices.
@@ -856,7 +931,7 @@ def test_another_number_of_devices(tmp_path: Path) -> None:
         import sys
         import jax, jax.numpy as jnp, numpy as np
         from jax.sharding import NamedSharding, PartitionSpec as P
-        from rookery.engines.checkpoints import Folder
+        from rookery.engines.folders import Folder
 
         def over(count):
             return NamedSharding(jax.make_mesh((count,), ("d",), devices=jax.devices()[:count]), P("d"))

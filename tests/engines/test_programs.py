@@ -4,6 +4,7 @@ import functools
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.base import jaxprs
+from rookery.base import compat, jaxprs
 from rookery.base.programs import Programs
 from rookery.engines import engine as engines
 from rookery.engines.checks import values
@@ -306,6 +307,28 @@ def fingerprints() -> list[str]:
         job = engines.Job(called(callback), clients, rk.FedAvg(), (jnp.zeros(()), ()), 1)
         made.append(engines.traced(job).round.fingerprint)
     return made
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_cpus_programs_compile_with_the_options_that_it_knows(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    jitted: list[Any] = []
+    real = jax.jit
+
+    def jit(function: Any, compiler_options: Any = None, **more: Any) -> Any:
+        if not known and compiler_options:
+            raise ValueError("No such compile option")
+        jitted.append(compiler_options)
+        return real(function, compiler_options=compiler_options, **more)
+
+    monkeypatch.setattr(jax, "jit", jit)
+    compat.cpu_options.cache_clear()
+    quick = compat.cpu_options()
+    compat.cpu_options.cache_clear()
+    rest = types.SimpleNamespace(jaxpr=jaxprs.open_up(jaxprs.trace(jnp.sum, X)[0]))
+    assert engines.compiled(rest, jnp.sum)(X) == 3  # type: ignore[arg-type]
+    assert jitted[-1] == quick
+    assert known or quick == {}
+    compat.cpu_options.cache_clear()
 
 
 def test_threads_share_the_programs() -> None:

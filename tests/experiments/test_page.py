@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -28,21 +29,36 @@ def claims(name: str) -> list[dict[str, object]]:
     return found
 
 
+def written(folder: Path, names: Iterable[str]) -> list[Path]:
+    """What `make docs` writes for these experiments: their claims, summaries and pictures, and all pages."""
+    for name in names:
+        (folder / "reproduction" / name).mkdir(parents=True)
+        for file in ("results.csv", "search.csv", "made.json", *EXPERIMENTS[name].pictures):
+            if (DOCS / "reproduction" / name / file).exists():
+                shutil.copy(DOCS / "reproduction" / name / file, folder / "reproduction" / name)
+    page.write(folder / "reproduction", folder / "reproduction.md")
+    return [path for path in folder.rglob("*") if path.suffix in (".md", ".png") or path.name == "claims.json"]
+
+
+def same_as_published(folder: Path, path: Path) -> None:
+    published = DOCS / path.relative_to(folder)
+    assert path.read_bytes() == published.read_bytes(), f"{path.relative_to(folder)} is not of these results"
+
+
 def test_the_pages_are_those_that_the_files_give(tmp_path: Path) -> None:
     """`make docs` was run after the last change: the claims checked again on every results.csv, all pages, and what the
     pictures show."""
-    for name in EXPERIMENTS:
-        (tmp_path / "reproduction" / name).mkdir(parents=True)
-        for file in ("results.csv", "search.csv", "made.json", *EXPERIMENTS[name].pictures):
-            if (DOCS / "reproduction" / name / file).exists():
-                shutil.copy(DOCS / "reproduction" / name / file, tmp_path / "reproduction" / name)
-    page.write(tmp_path / "reproduction", tmp_path / "reproduction.md")
-    for written in [*tmp_path.rglob("*.md"), *tmp_path.rglob("claims.json")]:
-        assert written.read_text() == (DOCS / written.relative_to(tmp_path)).read_text(), written.relative_to(tmp_path)
-    for picture in tmp_path.rglob("*.png"):
-        assert picture.read_bytes() == (DOCS / picture.relative_to(tmp_path)).read_bytes(), (
-            f"{picture.name} is not of these results"
-        )
+    for path in written(tmp_path, EXPERIMENTS):
+        same_as_published(tmp_path, path)
+
+
+@pytest.mark.parametrize("name", ["feddro-thm41", "flamby-heart", "fednest-fig2c"])
+def test_the_files_of_an_experiment_are_those_of_its_results(name: str, tmp_path: Path) -> None:
+    """The pages gather all experiments."""
+    own = [path for path in written(tmp_path, [name]) if path.parent.name == name]
+    assert {path.name for path in own} == {"claims.json", "summary.md", *EXPERIMENTS[name].pictures}
+    for path in own:
+        same_as_published(tmp_path, path)
 
 
 def test_every_experiment_is_on_the_page_of_its_paper() -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import quadratics as q
+from tests.contract import cases
 
 import rookery as rk
 
@@ -152,6 +153,13 @@ def test_control_variates() -> None:
     assert_same(expected, method, SQUARES, CLIENTS, START, ("x", "control"), staleness=0.0)
 
 
+def test_the_plan_in_words() -> None:
+    how = rk.Asynchronous(buffer=BUFFER)
+    text = str(rk.explain(SQUARES, CLIENTS, rk.FedAvg(), START, cohort=PLACES, asynchronous=how))
+    assert text.startswith("FedAvg.round, 2 of 5 clients")
+    assert "aggregated as replies come: only the mean of those in the buffer is used" in text
+
+
 CLOCK = rk.Clock(latency=[1.0, 1.7, 0.3, 2.9, 1.1])
 
 
@@ -200,6 +208,33 @@ def test_what_is_counted() -> None:
     assert run.history["exchanges"].tolist() == [0, 1, 2, 3, 4]
 
 
+ALLOWED = """
+    AFL ASFBO AccFCSGM AdaFBiO BRFedBi BRFedBiM ComFedL CompositionalFedAvg DSFedDRO Ditto F2SA2 FCSG FedAvg
+    FedAvgSaddle FedBiO FedBiOLocal FedDRSCGD FedProx LAASFBO LFedNestNonAlt LocalBSGM LocalBSGVR LocalSCGDM
+    MEHA MomentumLocalSGDA NASA PDSGD ParallelSGD QFedAvg Scaffold ScaffoldSaddle ShroFBO SimFBO VPBGD
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), cases.pairs())
+def test_which_methods(name: str, kind: str) -> None:
+    """Quick tests run four of them, and refuse one for each reason."""
+    case, algorithm = cases.case(kind, clients=6), cases.method(name)
+    run = lambda: rk.solve(
+        case.problem, case.clients(), algorithm, case.init, 4, cohort=3,
+        clock=rk.Clock(latency=[1.0, 1.7, 0.3, 2.9, 1.1, 0.9]), asynchronous=rk.Asynchronous(buffer=2, staleness=0.0),
+    )  # fmt: skip
+    if name not in ALLOWED.split():
+        with pytest.raises(
+            ValueError, match=f"(asynchronous must be None for|clock must be None).*{name}|how much a client"
+        ):
+            run()
+        return
+    found = run()
+    assert found.rounds == 4
+    assert np.isfinite(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found.state)])).all()
+
+
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "more than one exchange": (rk.FedSVRG(), {}, 'one exchange.*it has those named "h", "x"'),
     "a larger buffer": (rk.FedAvg(), {"asynchronous": rk.Asynchronous(buffer=6)}, "at most the 5 clients.*got 6"),
@@ -208,7 +243,10 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "faults": (rk.FedAvg(), {"faults": rk.Faults(dropout=0.1)}, "faults must be None in an asynchronous run"),
     "a budget": (rk.FedAvg(), {"channel": rk.private(8, 1e-3, clip=1.0)}, "clock must be None in a private run"),
     "a median": (rk.FedAvg(), {"channel": rk.median()}, "needs every reply.*by itself"),
-    "a secure sum": (rk.FedAvg(), {"channel": rk.chain(rk.clip(1.0), rk.secure_sum()), "asynchronous": rk.Asynchronous(3)}, "reply to the same request"),
+    "a secure sum": (
+        rk.FedAvg(), {"channel": rk.chain(rk.clip(1.0), rk.secure_sum()), "asynchronous": rk.Asynchronous(3)},
+        "reply to the same request",
+    ),
     "relative to results": (
         rk.FedAvg(), {"channel": rk.top_k(0.5, feedback="aggregate")}, "must not be compressed relative to earlier",
     ),
@@ -217,6 +255,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "the result in the same round": (rk.FineTuned(), {}, "need the result of the exchange in the same round"),
     "all clients": (rk.PDSGD(), {"asynchronous": rk.Asynchronous(1, 0.0)}, "asynchronous|all clients"),
     "a mesh": (rk.FedAvg(), {"engine": rk.Simulation(mesh=2)}, "mesh must be left out"),
+    "memory on the host": (rk.Ditto(), {"engine": rk.Simulation(memory="host")}, 'memory must be "device"'),
     "debugging": (rk.FedAvg(), {"engine": rk.Simulation(debug=True)}, "clock must be None with debug=True"),
     "another type": (rk.FedAvg(), {"asynchronous": 3}, "asynchronous must be rk.Asynchronous"),
 }  # fmt: skip

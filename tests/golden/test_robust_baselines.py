@@ -360,6 +360,10 @@ def test_q_fedavg() -> None:
     steps, who = [3, 1, 2, 4], q.cohorts(N, 3, ROUNDS, seed=3)
     seen, _ = run(rk.QFedAvg(step=ETA, fairness=1.7, local_steps=steps), cohort=3)
     q.assert_same(seen, [(x,) for x in q_fedavg(1.7, steps, who)])
+
+
+def test_q_fedavg_without_fairness_is_fedavg() -> None:
+    steps = [3, 1, 2, 4]
     plain, _ = run(rk.QFedAvg(step=ETA, fairness=0.0, local_steps=steps), cohort=3)
     fedavg, _ = run(rk.FedAvg(step=ETA, local_steps=steps), cohort=3)
     q.assert_same(plain, fedavg)

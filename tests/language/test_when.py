@@ -78,7 +78,7 @@ def test_vectorised_over_candidates() -> None:
     """As `rk.tune` runs them: an outer axis beside that of the clients."""
     sweep = Sweep(Job(PROBLEM, CLIENTS, Rarely(), (jnp.zeros(()), ()), cohort=4, seed=3), {"step"})
     steps = {"step": (1.0, 0.5)}
-    carries, finite, replied = sweep.advance(steps, sweep.start(steps, 2), np.arange(2, dtype=np.int32), 0, 1)
+    carries, finite, replied, _ = sweep.advance(steps, sweep.start(steps, 2), np.arange(2, dtype=np.int32), 0, 1)
     values, _ = expected()
     np.testing.assert_allclose(carries.state.replies, np.stack([values, 0.5 * values]))
     assert finite.all()

@@ -195,8 +195,8 @@ def limited(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
 
 
 def test_as_many_as_fit(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    each = session()._memory_estimate.per_client
-    held = session()._memory_estimate.data + 2 * session()._memory_estimate.kept
+    estimate = session()._memory_estimate
+    each, held = estimate.per_client, estimate.data + 2 * estimate.kept
     assert each > sum(a.nbytes for a in (X, Y))
     limited(monkeypatch, held + 4 * each)
     small = session()

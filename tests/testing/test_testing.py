@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 import rookery as rk
 from rookery import cli
+from rookery.engines.engine import Job
 from rookery.testing import NAMES, Report, Result, check_method, checks
+from rookery.testing.clipping import update_norms
 from rookery.testing.contract import QUICK
 
 OWN = Path(__file__).parents[2] / "examples" / "own_methods"
@@ -156,6 +158,26 @@ def test_what_is_stated_is_compared(stated: dict[str, int], line: str) -> None:
 def test_the_whole_contract_of_a_sound_method() -> None:
     report = check_method(Sound(), exchanges=1, gradients=1)
     assert [own.outcome for own in report.results] == ["passed"] * len(NAMES)
+
+
+@dataclass(frozen=True)
+class LargeAtFirst:
+    """The same exchange before the first round and in each: at first 3 and 4, then 0.6 and 0.8."""
+
+    solves: ClassVar = (rk.SingleLevel,)
+
+    def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> State:
+        return State(fed.mean(fed.map(lambda c, k: jnp.asarray([3.0, 4.0]), key), name="a"))
+
+    def round(self, fed: rk.Fed, state: State, key: Any) -> State:
+        return State(fed.mean(fed.map(lambda c, k: jnp.asarray([0.6, 0.8]), key), name="a"))
+
+
+def test_the_largest_update_may_be_one_before_the_first_round() -> None:
+    clients = rk.Clients(upper=[np.ones((2, 2))] * 3)
+    problem = rk.SingleLevel(lambda x, rows: jnp.mean((rows - x) ** 2))
+    norms = update_norms(Job(problem, clients, LargeAtFirst(), (jnp.zeros(2), ()), 3))
+    assert norms == {"a": pytest.approx(5.0, rel=1e-12)}
 
 
 def test_a_problem_of_ones_own() -> None:

@@ -3,10 +3,12 @@
 Each entry says who needs it, and what happens if JAX no longer has it. Public names are imported where they are used.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.core import ShapedArray, Tracer, eval_jaxpr
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_as_fun
@@ -45,6 +47,20 @@ def keys_by_kernel() -> Callable[[bool], Any] | None:
     from jax._src import config
 
     return getattr(config, "threefry_gpu_kernel_lowering", None)
+
+
+@functools.cache
+def cpu_options() -> dict[str, Any]:
+    """Return options for programs on a CPU: without XLA's fusion emitters, they compile in two thirds of the time.
+
+    They run as fast. Returns {} if this version of XLA has no other emitters.
+    """
+    options = {"xla_cpu_use_fusion_emitters": False}
+    try:
+        jax.jit(lambda a: a, compiler_options=options).lower(np.float32(0)).compile()
+    except Exception:
+        return {}
+    return options
 
 
 def shared_service() -> Any:

@@ -1,8 +1,9 @@
-"""Make text from other processes and libraries safe to print on a terminal, in a log or on a page."""
+"""Text for people: short, and safe to print on a terminal, in a log or on a page."""
 
 import re
 import sysconfig
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,12 @@ def located(error: BaseException) -> str:
     if listed:
         first, place = first.removesuffix(":"), f"{place}:"
     return "\n".join([f"{type(error).__name__}: {first}{place}", *listed])
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Return names as a text, and of many names only the first four.
+
+    >>> first_few(["a", "b"]), first_few(list("abcdef"))
+    ('a, b', 'a, b, c, d and 2 more')
+    """
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

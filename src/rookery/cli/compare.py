@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def compare(
     runs: Runs,
     by: Annotated[
-        str, typer.Option(help="rounds, exchanges, bytes, samples, gradients, products, seconds or epsilon.")
+        str, typer.Option(help="rounds, exchanges, bytes, samples, gradients, products, seconds, clock or epsilon.")
     ] = "rounds",
     metric: Annotated[str | None, typer.Option(help="The metric. Default: the first run's main metric.")] = None,
     out: Annotated[Path, typer.Option(help="The picture.")] = Path("comparison.png"),
@@ -125,6 +125,7 @@ def _summary(history: pd.DataFrame, goal: Direction) -> dict[str, Any]:
         **{name: int(last[name]) if name in history else None for name in counts},
         "bytes": round(last["bytes"] * 1e6) if "bytes" in history else None,
         "seconds": float(last["seconds"]) if "seconds" in history else None,
+        "clock": float(last["clock"]) if "clock" in history else None,
         "epsilon": float(last["epsilon"]) if "epsilon" in history else None,
     }
 
@@ -141,7 +142,8 @@ def comparison_table(summaries: list[dict[str, Any]], title: str) -> Any:
         row = {"method": method, **({"runs": len(runs)} if several else {"seed": runs["seed"].iloc[0]})}
         for name in ("last",) if several else ("last", "best"):
             row[name] = report.mean_and_error(runs[name].tolist())
-        for name in ("rounds", "exchanges", "bytes", "samples", "gradients", "products", "seconds"):
+        timed = ("clock",) if frame["clock"].notna().any() else ()
+        for name in ("rounds", "exchanges", "bytes", "samples", "gradients", "products", "seconds", *timed):
             values = runs[name].dropna()
             mean = values.mean() if len(values) else None
             if mean is None:
@@ -149,7 +151,7 @@ def comparison_table(summaries: list[dict[str, Any]], title: str) -> Any:
             elif name == "bytes":
                 row[name] = report.size(float(mean))
             else:
-                row[name] = report.number(float(mean) if name == "seconds" else round(mean))
+                row[name] = report.number(float(mean) if name in ("seconds", "clock") else round(mean))
         rows.append(row)
     shown = pd.DataFrame(rows)
     if frame["epsilon"].notna().any():

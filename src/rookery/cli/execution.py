@@ -11,6 +11,7 @@ import rookery as rk
 from rookery.cli.privacy import CODE, PUBLIC, Privacy
 from rookery.cli.request import Request
 from rookery.cli.run_folder import describe, first_schedule, repeating_config, run_folder
+from rookery.cli.speeds import UNTIMED, Speeds
 from rookery.cli.terminal import complain, show, without_nonfinite_warnings
 
 if TYPE_CHECKING:
@@ -36,10 +37,11 @@ class RunOptions(NamedTuple):
     quiet: bool = False
     json: bool = False
     privacy: Privacy = PUBLIC
+    speeds: Speeds = UNTIMED
 
     def describe(self, request: Request) -> dict[str, Any]:
         """Return the contents of run.json before the run starts."""
-        return describe(request, self.rounds, self.cohort, self.every, self.seed, self.privacy)
+        return describe(request, self.rounds, self.cohort, self.every, self.seed, self.privacy, self.speeds)
 
 
 def execute(
@@ -65,11 +67,12 @@ def execute(
     cohort = task.cohort if options.cohort is None else options.cohort
     recorded = {
         "rounds": rounds, "cohort": cohort if privacy.poisson else description["cohort"],
-        "every": every if first_every is None else first_every, "seed": options.seed, **privacy.recorded, **recorded,
+        "every": every if first_every is None else first_every, "seed": options.seed,
+        **privacy.recorded, **options.speeds.recorded, **recorded,
     }  # fmt: skip
     best = task.metric if goal.higher_is_better else f"-{goal.name}"
     config = "".join(f"{line}\n" for line in dict.fromkeys(comments)) + repeating_config(request, recorded, {}, command)
-    solve_options = {"faults": privacy.faults, **solve_options}
+    solve_options = options.speeds.solve_options(privacy.faults) | solve_options
     if request.note and not options.quiet and processes.lead():
         print(request.note, file=sys.stderr)
     with run_folder(out, options.resume, description, config) if processes.lead() else nullcontext():
@@ -159,13 +162,17 @@ def _tables(description: dict[str, Any], result: rk.Run) -> list[Any]:
         "sent per round": f"{report.size(up)} up, {report.size(down)} down",
         "seconds": summary["seconds"],
     }
+    if summary["clock"] is not None:
+        costs["simulated seconds"] = summary["clock"]
     if summary["epsilon"] is not None:
         costs = {f"ε at δ = {description['private']['delta']:g}": summary["epsilon"]} | costs
     rows += [{"": name, "first": "", "last": report.number(value)} for name, value in costs.items()]
     title = f"{description['algorithm']} on {description['task']}"
     cohort = description["cohort"]
     cohort = cohort if isinstance(cohort, int) else f"about {cohort[len('Poisson(') : -1]}"
-    title += f", {result.rounds} rounds of {cohort} clients"
+    replies = description["channel"].get("asynchronous")
+    title += f", {result.rounds} rounds of {cohort} clients" if replies is None else ""
+    title += "" if replies is None else f", {result.rounds} rounds of {replies} replies"
     exchanges = result.exchanges.assign(
         bytes_up=result.exchanges["bytes_up"].map(report.size),
         bytes_down=result.exchanges["bytes_down"].map(report.size),

@@ -102,16 +102,17 @@ def _is_finished(request: Request, options: RunOptions) -> bool:
 
 def _show_means(folders: dict[str, list[Path]], out: Path, quiet: bool, json: bool) -> int:
     """Write the picture and the report, show a table for each task, and return the exit code."""
-    panels, tables, rows = [], [], []
+    panels, tables, rows, histories = [], [], [], []
     for task, of_task in folders.items():
         sources, _ = html.read(of_task)
         goal = direction(sources[0].metric or "", otherwise=False)
         frame, runs, notes = collect(sources, goal)
         panels.append((task, frame, goal.signed))
+        histories += [source.history for source in sources]
         tables += [comparison_table(runs, f"{goal.name} on {task}"), *notes]
         rows += [{"task": task, "metric": goal.name, **run} for run in runs]
     all_folders = [folder for of_task in folders.values() for folder in of_task]
-    picture = report.save(report.compared(panels, "exchanges"), out / "comparison.png")
+    picture = report.save(report.compared(panels, report.cost(*histories)), out / "comparison.png")
     page = html.write(all_folders, out / "report.html")
     data = {"runs": rows, "picture": picture, "report": page}
     show(quiet, json, data, *tables, f"The picture: {picture}; the report: {page}")

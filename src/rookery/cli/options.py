@@ -125,6 +125,42 @@ Attack = Annotated[
     ),
 ]
 
+# Of a simulated clock.
+Clock = Annotated[
+    str | None,
+    typer.Option(
+        help="Speeds of clients, for simulated seconds: compute=50 (gradients a second), uplink=1e6 and downlink=1e6 "
+        "(bytes a second) and latency=0.1 (seconds), with commas; compute=lognormal:50:1 draws one for each client; "
+        "speeds.csv has a column for each speed and a row for each client; compute=trace.csv has a row for each round."
+    ),
+]
+LateReplies = Annotated[
+    float | None, typer.Option("--deadline", help="With --clock: leave out replies that take longer, in seconds.")
+]
+First = Annotated[int | None, typer.Option(help="With --clock: end an exchange after this many replies of the cohort.")]
+Correct = Annotated[
+    bool, typer.Option("--correct", help="With --deadline or --first: weights that make up for who is heard rarely.")
+]
+
+# Of asynchronous rounds.
+Asynchronous = Annotated[
+    int | None,
+    typer.Option(
+        metavar="BUFFER",
+        help="Asynchronous rounds: clients begin when they are ready, and a round ends after this many replies. A "
+        "simulation also needs --clock.",
+    ),
+]
+Staleness = Annotated[
+    float | None,
+    typer.Option(
+        help="With --asynchronous: A in the weight (1 + rounds since the client began)^-A of a reply. Default: 0.5."
+    ),
+]
+Oldest = Annotated[
+    int | None, typer.Option(help="With --asynchronous: ignore replies of clients that began more rounds ago.")
+]
+
 # Of a run over a network.
 Minimum = Annotated[
     int | None,

@@ -15,6 +15,7 @@ from rookery.cli.privacy import Privacy
 from rookery.cli.program import Command, app
 from rookery.cli.request import Request, TaskOptions, default_algorithm_of, resolve
 from rookery.cli.settings import parse_value
+from rookery.cli.speeds import Speeds
 
 
 @app.command(cls=Command)
@@ -49,6 +50,13 @@ def run(
     robust: opt.Robust = None,
     compress: opt.Compress = None,
     attack: opt.Attack = None,
+    clock: opt.Clock = None,
+    deadline: opt.LateReplies = None,
+    first: opt.First = None,
+    correct: opt.Correct = False,
+    asynchronous: opt.Asynchronous = None,
+    staleness: opt.Staleness = None,
+    oldest: opt.Oldest = None,
     config: opt.ConfigFile = None,
     out: opt.Out = None,
     resume: opt.Resume = False,
@@ -80,7 +88,8 @@ def run(
     )
     recorded = {"server-optimizer": server_optimizer, "mesh": mesh, "precision": precision, "remat": remat or None}
     privacy = Privacy(private, delta, clip, noise, unit, poisson, secure_sum, robust, compress, attack)
-    options = RunOptions(rounds, cohort, every, seed, out, resume, quiet, json, privacy)
+    speeds = Speeds(clock, deadline, first, correct, asynchronous, staleness, oldest)
+    options = RunOptions(rounds, cohort, every, seed, out, resume, quiet, json, privacy, speeds)
     settings = settings or []
 
     def request(task: str, algorithm: str | None, settings: Sequence[str], seed: int) -> Request:

@@ -13,6 +13,7 @@ import rookery as rk
 from rookery.cli.config import to_toml
 from rookery.cli.privacy import PUBLIC, Privacy
 from rookery.cli.settings import format_value, parameters_of, parse_value
+from rookery.cli.speeds import UNTIMED, Speeds
 from rookery.cli.terminal import writable
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def describe(
     every: int | None,
     seed: int,
     privacy: Privacy = PUBLIC,
+    speeds: Speeds = UNTIMED,
 ) -> dict[str, Any]:
     """Return the contents of run.json before a run starts; raise the errors that `solve` would."""
     from rookery.engines import checks
@@ -43,6 +45,7 @@ def describe(
     fixed = None if privacy.poisson else cohort
     size = checks.check_run(task.problem, task.clients, request.method, *start, rounds, fixed, every, seed)
     privacy.check(request, sampled, rounds)
+    speeds.check(task.clients)
     return {
         "task": request.named_task.name,
         "task_settings": request.arguments,
@@ -52,7 +55,7 @@ def describe(
         "cohort": f"Poisson({sampled.expected:g})" if privacy.poisson else size,
         "rounds": rounds,
         "private": privacy.describe(rounds),
-        "channel": privacy.public,
+        "channel": privacy.public | speeds.given,
         "version": rk.__version__,
     }
 

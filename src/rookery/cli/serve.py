@@ -20,6 +20,7 @@ from rookery.cli.lookup import find, split_names
 from rookery.cli.privacy import Privacy
 from rookery.cli.program import Command, app
 from rookery.cli.request import TaskOptions, resolve
+from rookery.cli.speeds import Speeds
 from rookery.cli.terminal import complain, logger
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ def serve(
     minimum: opt.Minimum = None,
     deadline: opt.Deadline = 300.0,
     patience: opt.Patience = None,
+    asynchronous: opt.Asynchronous = None,
+    staleness: opt.Staleness = None,
+    oldest: opt.Oldest = None,
     private: opt.Private = None,
     delta: opt.Delta = None,
     unit: opt.Unit = None,
@@ -70,6 +74,7 @@ def serve(
     with network_errors(hint), _page(status, status_host) as page:
         names = _sites(sites, kit, insecure)
         privacy = Privacy(private, delta, clip, noise, unit, poisson, secure_sum, robust, compress)
+        speeds = Speeds(asynchronous=asynchronous, staleness=staleness, oldest=oldest)
         if resume and out is not None:  # before any site is asked
             _check_options(out, privacy, minimum)
         request = privacy.fit(resolve(task, algorithm, TaskOptions(settings or [], len(names), None, seed)))
@@ -94,7 +99,7 @@ def serve(
         }  # fmt: skip
         code = execute(
             request,
-            RunOptions(rounds, cohort, every, seed, out, resume, quiet, json, privacy),
+            RunOptions(rounds, cohort, every, seed, out, resume, quiet, json, privacy, speeds),
             recorded,
             command="serve",
             engine=engine,

@@ -20,6 +20,7 @@ from rookery.cli.program import Command, app
 from rookery.cli.request import Request, TaskOptions, resolve
 from rookery.cli.run_folder import repeating_config
 from rookery.cli.settings import format_value, parse_value, setting_name
+from rookery.cli.speeds import Speeds
 from rookery.cli.terminal import complain, folder_name, show, writable
 
 CANDIDATES = 49  # the default of `rk.tune`
@@ -50,6 +51,14 @@ def tune(
     clients: opt.ClientCount = None,
     partition: opt.Partition = None,
     seed: opt.Seed = 0,
+    clock: opt.Clock = None,
+    deadline: opt.LateReplies = None,
+    first: opt.First = None,
+    correct: opt.Correct = False,
+    until: Annotated[
+        float | None,
+        typer.Option(help="With --clock: compare candidates after equal seconds instead of rounds, at most so many."),
+    ] = None,
     private: Annotated[float | None, typer.Option("--private", hidden=True)] = None,
     mesh: Annotated[str | None, typer.Option(help="Divide the candidates among devices: all, or a number.")] = None,
     config: opt.ConfigFile = None,
@@ -67,7 +76,9 @@ def tune(
             "--private can't be kept by a search: each candidate is a run that reveals something. Tune on public data, "
             "without --private."
         )
-    settings = settings or []
+    settings, speeds = settings or [], Speeds(clock, deadline, first, correct)
+    if until is not None and clock is None:
+        raise ValueError("--until needs --clock, whose seconds it counts; got none. Give --clock, e.g. compute=50.")
     request = resolve(task, algorithm, TaskOptions(settings, clients, partition, seed))
     made, method = request.task, request.method
     folder = _new_folder(request) if out is None else writable(out)
@@ -75,12 +86,13 @@ def tune(
         raise ValueError(f"{folder} holds a search already. Give another --out.")
     if request.note and not quiet:
         print(request.note, file=sys.stderr)
+    most = made.rounds if rounds is None else rounds
     tuning = rk.tune(
         made.problem,
         made.clients,
         method,
         made.init,
-        made.rounds if rounds is None else rounds,
+        most,
         evaluate=made.evaluate,
         evaluate_client=made.evaluate_client,
         metric=made.metric if metric is None else metric,
@@ -88,6 +100,8 @@ def tune(
         candidates=candidates,
         cohort=made.cohort if cohort is None else cohort,
         seed=seed,
+        **speeds.solve_options(),
+        until=until,
         engine=None if mesh is None else rk.Simulation(mesh=parse_value(mesh)),
         progress=False if quiet or json else None,
     )
@@ -95,21 +109,30 @@ def tune(
         complain("Stopped before any candidates were compared.")
         raise typer.Exit(130)
     options = {"clients": clients, "partition": partition, "cohort": cohort, "rounds": rounds, "seed": seed or None}
+    timed = speeds.given
     kept = [entry for entry in settings if setting_name(entry) not in tuning.search]
-    base = [f"{shlex.quote(task)} --algorithm {shlex.quote(algorithm or request.named_algorithm.name)}"]
-    base += [f"--{name} {value}" for name, value in options.items() if value is not None]
-    base += [f"--set {shlex.quote(entry)}" for entry in kept]
+
+    def base(rounds: int | None) -> list[str]:
+        given = {name: value for name, value in (options | {"rounds": rounds} | timed).items() if value is not None}
+        named = f"{shlex.quote(task)} --algorithm {shlex.quote(algorithm or request.named_algorithm.name)}"
+        words = [
+            f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}" for name, value in given.items()
+        ]
+        return [named, *words, *(f"--set {shlex.quote(entry)}" for entry in kept)]
+
     more = [] if metric is None else [f"--metric {metric}"]
+    more += [] if until is None else [f"--until {until:g}"]
     more += [] if candidates == CANDIDATES else [f"--candidates {candidates}"]
     more += [] if mesh is None else [f"--mesh {mesh}"]
-    data = _summary(request, tuning, base, more, folder)
+    ran = rounds if until is None else tuning.rounds
+    data = _summary(request, tuning, base(ran), [*base(rounds), *more], folder)
     folder.mkdir(parents=True, exist_ok=True)
     tuning.table.to_csv(folder / "candidates.csv", index=False)
     (folder / "tuning.json").write_text(report.to_json(data) + "\n")
     title = f"{request.title}: {tuning.metric} by step size"
     picture = report.save(tuning.picture(title), folder / "landscape.png")
     if tuning.best is not None:
-        options |= {"rounds": tuning.rounds, "seed": seed}
+        options |= {"rounds": tuning.rounds, "seed": seed, **timed}
         (folder / "best.toml").write_text(repeating_config(request, options, data["best"]), encoding="utf-8")
     lines = _lines(tuning, request, data, picture, candidates)
     show(quiet, json, {**data, "candidates": tuning.table.to_dict("records")}, *lines)
@@ -121,6 +144,8 @@ def tune(
         raise typer.Exit(1)
     if not (tuning.value > tuning.start if tuning.higher_is_better else tuning.value < tuning.start):
         complain(f"No candidate is better than the start, where {tuning.metric} is {report.number(tuning.start)}.")
+    if until is not None and tuning.rounds == most:
+        complain(f"The best candidate ended after {most} rounds, maybe before {until:g} s. Give more --rounds.")
     if tuning.interrupted:
         complain("Stopped early: this is the best so far.")
         raise typer.Exit(130)
@@ -179,19 +204,21 @@ def _over(name: str, searched: Any) -> str:
     return f"--over {name}={searched[0]:.3g}:{searched[1]:.3g}"
 
 
-def _summary(request: Request, tuning: rk.Tuning, base: list[str], more: list[str], folder: Path) -> dict[str, Any]:
+def _summary(
+    request: Request, tuning: rk.Tuning, run_with: list[str], tune_with: list[str], folder: Path
+) -> dict[str, Any]:
     """Return the contents of tuning.json: the result of a search, and the commands to run next."""
     best = {} if tuning.best is None else {name: getattr(tuning.best, name) for name in tuning.search}
-    run = " ".join(["rookery run", *base, *(f"--set {name}={format_value(value)}" for name, value in best.items())])
+    run = " ".join(["rookery run", *run_with, *(f"--set {name}={format_value(value)}" for name, value in best.items())])
     ranges = tuning.moved()
     if tuning.best is None:
         ranges |= {name: (low[0] / 100, low[0]) for name, low in ranges.items() if isinstance(low, tuple)}
-    again = " ".join(["rookery tune", *base, *more, *(_over(name, searched) for name, searched in ranges.items())])
+    again = " ".join(["rookery tune", *tune_with, *(_over(name, searched) for name, searched in ranges.items())])
     return {
         "task": request.named_task.name,
         "task_settings": request.arguments,
         "algorithm": request.named_algorithm.name,
-        **{name: getattr(tuning, name) for name in ("rounds", "metric", "search")},
+        **{name: getattr(tuning, name) for name in ("rounds", "until", "metric", "search")},
         "best": best,
         **{name: getattr(tuning, name) for name in ("value", "edges", "diverged")},
         "tried": len(tuning.table),
@@ -208,7 +235,7 @@ def _lines(tuning: rk.Tuning, request: Request, data: dict[str, Any], picture: P
 
     from rookery import report
 
-    names, rungs = list(tuning.search), [name for name in tuning.table.columns if name.startswith("round ")]
+    names, rungs = list(tuning.search), list(tuning.table.columns)[len(tuning.search) + 3 :]
     columns: dict[str, list[Any]] = {"": [*names, *rungs]}
     for place, row in enumerate(tuning.table.to_dict("records")):
         diverged = row["status"] == "diverged"

@@ -1,10 +1,8 @@
-"""Checkpoints: folders of saved rounds, each a JSON header and arrays, written by orbax while the run continues."""
+"""Checkpoints: where a run continues, and when it saves."""
 
 import dataclasses
 import hashlib
 import json
-import re
-import shutil
 import time
 import warnings
 import weakref
@@ -13,17 +11,14 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rookery.base import content
-from rookery.base.processes import ONE_PROCESS, Processes
 from rookery.data.clients import Clients
+from rookery.engines.folders import Folder, is_key
 from rookery.language.hyperparameters import is_array, is_optimizer, may_be_schedule
 
-_FORMATS = (4, 4)  # the oldest and the newest format that this version of Rookery reads; it writes the newest
 _ROUNDS = (0, 1, 2, 5, 10, 30, 100, 1000, 10000)  # rounds at which two schedules are compared
-_NAME = re.compile(r"round_(\d+)")
 SHARE = 0.05  # the share of a run's time that saving may take, beyond the first save and the last
 _digests: weakref.WeakKeyDictionary[Clients, str] = weakref.WeakKeyDictionary()
 
@@ -57,242 +52,6 @@ def _described_value(value: Any) -> str:
     if is_array(value):
         return f"{np.shape(value)} {content.of_arrays(value)}"
     return content.Content().of(value) if callable(value) else repr(value)
-
-
-class Folder:
-    """A folder of saved rounds, each in its own folder, which is either complete or absent.
-
-    If several processes run together, all see the folder: each writes its part of the arrays, and the lead process
-    writes the rest.
-    """
-
-    def __init__(self, path: str | Path, processes: Processes = ONE_PROCESS) -> None:
-        self.path, self._processes = Path(path).absolute(), processes
-        self._orbax: Any = None
-        self._begun: int | None = None  # the round being written
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-    def place(self, done: int) -> Path:
-        """Return the folder of the run after `done` rounds."""
-        return self.path / f"round_{done}"
-
-    def rounds(self) -> list[int]:
-        """Return the saved rounds in increasing order."""
-        return self._processes.on_lead(self._listed)
-
-    def _listed(self) -> list[int]:
-        if self.path.is_file():
-            raise ValueError(
-                f"checkpoint must be a folder; {str(self)!r} is a file, maybe of an earlier version, which cannot be "
-                "read. Delete it to start afresh, or name a folder."
-            )
-        names = [_NAME.fullmatch(place.name) for place in self.path.iterdir()] if self.path.exists() else []
-        return sorted(int(name[1]) for name in names if name)
-
-    def header(self, done: int) -> dict[str, Any]:
-        """Read the header of a round."""
-        try:
-            header = self._checkpointer().restore(
-                self.place(done), args=_args().Composite(header=_args().JsonRestore())
-            )
-            header = dict(header.header)
-            written = int(header["format"])
-        except Exception as error:
-            raise self._damaged(done) from error
-        oldest, newest = _FORMATS
-        if not oldest <= written <= newest:
-            which = f"the format {newest}" if oldest == newest else f"one of the formats {oldest} to {newest}"
-            fix = "Update Rookery, or choose" if written > newest else "Choose"
-            raise ValueError(
-                f"{self.place(done)} must have {which} of this version; got {written}. {fix} another checkpoint folder."
-            )
-        return header
-
-    def read(self, done: int, like: dict[str, Any]) -> dict[str, Any]:
-        """Read the arrays of a round, with the structures, shapes and types of `like`.
-
-        Where `like` has a `jax.Array`, the result has one with the same sharding, if that is committed; where it has a
-        `jax.ShapeDtypeStruct`, the result has a NumPy array.
-        """
-        if self.header(done)["arrays"] != {name: _described(value) for name, value in like.items()}:
-            raise ValueError(
-                f"{self.place(done)} belongs to another run: its arrays have other shapes or types. "
-                "Choose another checkpoint folder, or delete this one."
-            )
-        item = {name: _stored(value, _abstract) for name, value in like.items()}
-        how = jax.tree.map(_restored_as, item)
-        try:
-            arrays = _args().PyTreeRestore(item, restore_args=how)
-            found = self._checkpointer().restore(self.place(done), args=_args().Composite(arrays=arrays)).arrays
-        except Exception as error:
-            raise self._damaged(done) from error
-        return {name: _filled(value, found[name]) for name, value in like.items()}
-
-    def write(self, done: int, header: dict[str, Any], arrays: dict[str, Any], keep: int | None) -> None:
-        """Begin to write a round, and delete all others except `keep`. The arrays may be donated afterwards."""
-        self.wait()
-        self.delete([other for other in self.rounds() if other != keep])
-        described = {name: _described(value) for name, value in arrays.items()}
-        header = {"format": _FORMATS[1], "round": done, **header, "arrays": described}
-        leaves = {name: _stored(value, _snapshot) for name, value in arrays.items()}
-        what = _args().Composite(arrays=_args().PyTreeSave(leaves), header=_args().JsonSave(header))
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._checkpointer().save(self.place(done), args=what)
-        except Exception as error:
-            raise self._unwritten(error) from error
-        self._begun = done
-
-    def busy(self) -> bool:
-        """Return whether a round is still being written."""
-        try:
-            if self._orbax is not None:
-                self._orbax.check_for_errors()
-        except Exception as error:
-            raise self._unwritten(error) from error
-        begun = self._begun
-        return begun is not None and self._processes.on_lead(lambda: not self.place(begun).exists())
-
-    def wait(self) -> None:
-        """Wait until the round that was begun is written."""
-        self._begun = None
-        try:
-            if self._orbax is not None:
-                self._orbax.wait_until_finished()
-        except Exception as error:
-            raise self._unwritten(error) from error
-
-    def delete(self, rounds: list[int]) -> None:
-        """Delete rounds; each is renamed first, so that none is left incomplete under its name."""
-        for done in rounds if self._processes.lead else []:
-            shutil.rmtree(self.place(done).replace(self.path / f"round_{done}.deleted"))
-
-    def clean(self) -> None:
-        """Delete what a killed process left half-written or half-deleted."""
-        for place in self.path.iterdir() if self._processes.lead and self.path.exists() else []:
-            if re.fullmatch(r"round_\d+\..*", place.name):
-                shutil.rmtree(place)
-
-    def close(self) -> None:
-        """Wait until all is written, and release the threads."""
-        self.wait()
-        if self._orbax is not None:
-            self._orbax.close()
-        self._orbax = None
-
-    def _checkpointer(self) -> Any:
-        if self._orbax is None:
-            import orbax.checkpoint as ocp  # slow to import
-
-            options = ocp.options.AsyncOptions(create_directories_asynchronously=False)  # raises errors here
-            handler = ocp.CompositeCheckpointHandler("arrays", "header")
-            self._orbax = ocp.AsyncCheckpointer(handler, async_options=options)
-        return self._orbax
-
-    def _damaged(self, done: int) -> ValueError:
-        before = [other for other in self._listed() if other < done]
-        advice = f"delete it to go on from round {before[-1]}" if before else f"delete {self} to start afresh"
-        return ValueError(f"{self.place(done)} is not a checkpoint of this program, or is damaged; {advice}.")
-
-    def _unwritten(self, error: Exception) -> OSError:
-        return OSError(f"The checkpoint {self} can't be written ({type(error).__name__}: {error}).")
-
-
-@dataclasses.dataclass(frozen=True)
-class Padded:
-    """An array whose rows after the first `rows` are padding: a leaf that is saved without them.
-
-    It can be restored with another amount of padding, e.g. on another number of devices.
-    """
-
-    array: Any
-    rows: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape without padding."""
-        return (self.rows, *self.array.shape[1:])
-
-    @property
-    def size(self) -> int:
-        """The size without padding."""
-        return int(np.prod(self.shape))
-
-    @property
-    def dtype(self) -> Any:
-        """The array's type."""
-        return self.array.dtype
-
-
-def _args() -> Any:
-    import orbax.checkpoint as ocp
-
-    return ocp.args
-
-
-def _described(value: Any) -> list[Any]:
-    """Return shapes and types as JSON values."""
-    return [[list(np.shape(leaf)), str(leaf.dtype)] for leaf in jax.tree.leaves(value)]
-
-
-def _stored(value: Any, convert: Any) -> dict[str, Any]:
-    """Return the converted leaves by their numbers, without empty arrays, which orbax does not take."""
-    return {str(i): convert(leaf) for i, leaf in enumerate(jax.tree.leaves(value)) if np.size(leaf)}
-
-
-def _is_key(leaf: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
-def _numbers(leaf: Any) -> Any:
-    """Return the array that is stored: for random keys, their data."""
-    leaf = leaf.array if isinstance(leaf, Padded) else leaf
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def _snapshot(leaf: Any) -> Any:
-    """Return an array that orbax may read while the run continues and donates its buffers.
-
-    From an accelerator orbax copies before it returns; on a CPU it reads the array itself.
-    """
-    leaf = _numbers(leaf)
-    on_host = isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform == "cpu"
-    return jnp.copy(leaf) if on_host else leaf
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Return the shape and type to restore, with the sharding if it is committed."""
-    leaf = _numbers(leaf)
-    sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def _restored_as(leaf: jax.ShapeDtypeStruct) -> Any:
-    import orbax.checkpoint as ocp
-
-    if leaf.sharding is None:
-        return ocp.RestoreArgs(restore_type=np.ndarray)
-    return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype, strict=False)
-
-
-def _filled(like: Any, found: dict[str, Any]) -> Any:
-    leaves, structure = jax.tree.flatten(like)
-
-    def fill(i: int, leaf: Any) -> Any:
-        if not np.size(leaf):
-            return leaf
-        value = found[str(i)]
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return value
-        if not isinstance(leaf, Padded) and leaf.ndim and len(value) > len(leaf):  # it was padded
-            value = value[: len(leaf)]
-        value = value if isinstance(value, jax.Array) else jnp.array(value)
-        leaf = leaf.array if isinstance(leaf, Padded) else leaf
-        return jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else value
-
-    return jax.tree.unflatten(structure, [fill(i, leaf) for i, leaf in enumerate(leaves)])
 
 
 class Keepers(Protocol):
@@ -365,7 +124,7 @@ class Checkpoint:
         extra = folder.header(done)["extra"]
         like = {"carry": self._session.save()}
         if extra["best"] is not None:
-            like["best"] = jax.tree.map(lambda a: a if _is_key(a) else jax.ShapeDtypeStruct(a.shape, a.dtype), best)
+            like["best"] = jax.tree.map(lambda a: a if is_key(a) else jax.ShapeDtypeStruct(a.shape, a.dtype), best)
         found = folder.read(done, like)
         self._session.restore(found["carry"], done)
         return Saved(extra, found.get("best"))
@@ -428,7 +187,8 @@ class Checkpoint:
         if best is not None:
             arrays["best"] = (best.x, best.y, best.memory)
         if session.keepers is None or session.keepers.save(self._saved):
-            self._folder.write(session.rounds, {"identity": self._identity, "extra": extra}, arrays, self._saved)
+            header = {"identity": self._identity, "extra": extra}
+            self._folder.write(session.rounds, header, arrays, self._saved, session.by_client())
             self._begun = session.rounds
             if always and session.keepers is not None:  # keepers continue, and can go back by only one round
                 self._wait()

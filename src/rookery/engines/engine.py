@@ -12,12 +12,14 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery.base import compat, convolutions, draws, jaxprs
+from rookery.base.printable import first_few
 from rookery.base.processes import Processes
 from rookery.base.programs import Programs
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
 from rookery.engines.checkpoints import Keepers
 from rookery.engines.checks import check_features, check_means, check_measure, check_whole_batches
+from rookery.engines.folders import ByClient
 from rookery.language import channel as channels
 from rookery.language import hyperparameters
 from rookery.language.asynchronous import Asynchronous
@@ -109,6 +111,12 @@ class Session(Protocol):
 
     def save(self) -> Any:
         """Return all that `restore` needs except what the keepers hold: a pytree of arrays, valid until `advance`."""
+
+    def by_client(self) -> ByClient | None:
+        """Return what of `save` has a row for each client, and which rows have changed since the last call.
+
+        None: nothing, or everything has to be written each time. `restore` counts as a call.
+        """
 
     def restore(self, saved: Any, rounds: int) -> None:
         """Continue from what `save` returned after that many rounds."""
@@ -210,6 +218,17 @@ class Traced:
         return channel.account(self.start, self.round, self.setting) if hasattr(channel, "account") else None
 
     @property
+    def notes(self) -> list[str]:
+        """Messages for the user before the first round."""
+        late, clients = self.round.unheard, self.job.clients
+        if not late:
+            return []
+        return [
+            f"{len(late)} of {clients.n} clients are always too late for an exchange, so that it leaves out their "
+            f"data: {first_few([clients.names[i] for i in late])}."
+        ]
+
+    @property
     def fingerprint(self) -> str:
         """Of the plans of the start and of a round, and of their constants."""
         return jaxprs.digest(self.start.fingerprint, self.round.fingerprint, *self.start.consts, *self.round.consts)
@@ -265,7 +284,8 @@ def compiled(of: Plan, function: Callable[..., Any], **options: Any) -> Callable
     hash, and compiling those takes a third of the compiler's time. The kernel stores what it draws, so plans that draw
     many numbers in one call keep the default, which stores nothing.
     """
-    program, by_kernel = jax.jit(function, **options), compat.keys_by_kernel()
+    quick = compat.cpu_options() if jax.default_backend() == "cpu" else None
+    program, by_kernel = jax.jit(function, compiler_options=quick, **options), compat.keys_by_kernel()
     if jax.default_backend() != "gpu" or by_kernel is None or jaxprs.largest_draw(of.jaxpr) > _DRAWN_BY_KERNEL:
         return program
 

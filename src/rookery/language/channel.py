@@ -356,6 +356,9 @@ class Faults:
         first: with a clock, the replies after which an exchange ends: `cohort=60` and `first=50` asks ten clients more
             than it needs. Fast clients are then heard more often than slow ones, and the result is biased towards their
             data.
+        correct: with `deadline` or `first`: divide each client's weight by its chance to be heard, so that slow clients
+            count as much as fast ones in the long run. It needs a method that only takes means with the clients' own
+            weights, and speeds with which no client is always late.
     """
 
     dropout: float = 0.0
@@ -363,6 +366,7 @@ class Faults:
     attack: Any = None
     deadline: float | None = None
     first: int | None = None
+    correct: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.dropout, int | float) or isinstance(self.dropout, bool) or not 0 <= self.dropout < 1:
@@ -373,6 +377,10 @@ class Faults:
             raise ValueError(f"Faults: deadline must be a positive number of seconds; got {self.deadline!r}.")
         if self.first is not None and (not is_integer(self.first) or self.first < 1):
             raise ValueError(f"Faults: first must be an integer of at least 1; got {self.first!r}.")
+        if not isinstance(self.correct, bool) or (self.correct and self.deadline is None and self.first is None):
+            raise ValueError(
+                f"Faults: correct must be False without deadline or first; got {self.correct!r}. Give one of them."
+            )
         if self.attack is not None and (isinstance(self.attack, type) or not hasattr(self.attack, "attackers")):
             raise TypeError(f"Faults: attack must be an attack such as rk.attacks.SignFlip(2); got {self.attack!r}.")
 

@@ -1,5 +1,6 @@
 """The simulated clock: how long each client takes for its work and its messages."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -109,7 +110,7 @@ class Timing(NamedTuple):
 
     rates: Rates
     sizes: tuple[Any, ...]  # for each leaf of the clients' data: the numbers of samples, or None if it is another leaf
-    down: tuple[Mapping[Any, np.ndarray], ...] = ({}, {})  # of the start and of a round: see `costs.bytes_down`
+    down: tuple[Mapping[Any, np.ndarray], ...] | None = None  # of the start and of a round: see `costs.bytes_down`
 
 
 class Watch:
@@ -117,26 +118,53 @@ class Watch:
 
     Attributes:
         sizes: see `Timing`.
+        complete: whether the bytes that clients are sent are known.
         turns: for each loop around the current step, whether its turn is not the first.
         exchanges: how many exchanges have been traced so far.
     """
 
     def __init__(self, timing: Timing, t: Any, plan: int) -> None:
-        self.sizes, self._table = timing.sizes, timing.down[plan]
+        self.sizes, self._table = timing.sizes, {} if timing.down is None else timing.down[plan]
+        self.complete, self._trace = timing.down is not None, timing.rates
         self._rates = Rates(*(jnp.asarray(a)[0 if len(a) == 1 else t % len(a)] for a in timing.rates))
         self._busy: dict[Any, tuple[Array, Array]] = {}  # by cohort: its clients and their work since the last exchange
+        self._known: dict[Any, Any] = {}  # by cohort: the work of all clients, None if it is not the same each time
         self.turns: list[Array] = []
         self.exchanges = 0
 
-    def work(self, cohort: Any, ids: Array, counts: Array) -> None:
-        """Add the counts of a client's function to what each client of a cohort has to do."""
-        done = counts[:, 0, _GRADIENTS].astype(jnp.float32) + PRODUCT * counts[:, 0, _PRODUCTS].astype(jnp.float32)
-        self._busy[cohort] = ids, self._of(cohort, ids) + done
+    def work(self, cohort: Any, ids: Array, counts: Array, known: np.ndarray | None = None) -> None:
+        """Add the counts of a client's function to what each client of a cohort has to do.
+
+        `known`: the counts of all clients, if they are the same each time.
+        """
+        self._busy[cohort] = ids, self._of(cohort, ids) + _done(counts)
+        before = self._known.get(cohort, np.float32(0))
+        self._known[cohort] = None if known is None or before is None else before + _done(known)
+
+    def times(self, cohort: Any, up: int) -> np.ndarray | None:
+        """Return how long each client of the federation would take until its reply has arrived.
+
+        There is a row for each round of the speeds, and in it an axis for each loop around the exchange. None: it
+        depends on what is drawn during the run.
+        """
+        busy = self._known.get(cohort, np.float32(0))
+        if busy is None:
+            return None
+        down = np.asarray(self._table.get(self.exchanges, 0), np.float32)[None, ..., None]
+        rounds = np.arange(math.lcm(*map(len, self._trace)))
+        by_turn = (len(rounds), *(1,) * len(self.turns), -1)
+        rate = Rates(*(np.asarray(a)[rounds % len(a)].reshape(by_turn) for a in self._trace))
+        return rate.latency + down / rate.downlink + busy / rate.compute + np.float32(up) / rate.uplink
+
+    def of_turn(self, by_turn: np.ndarray) -> Array:
+        """Return the entry of this turn in an array with an axis for each loop around the exchange."""
+        return jnp.asarray(by_turn, jnp.float32)[tuple(turn.astype(jnp.int32) for turn in self.turns)]
 
     def exchange(self, cohort: Any, ids: Array, up: int) -> Array:
         """Return how long each client of a cohort takes until its reply has arrived."""
         busy, down = self._of(cohort, ids), self._down(self.exchanges)
         self._busy.pop(cohort, None)
+        self._known.pop(cohort, None)
         self.exchanges += 1
         rate = Rates(*(a[ids] for a in self._rates))
         return rate.latency + down / rate.downlink + busy / rate.compute + np.float32(up) / rate.uplink
@@ -150,7 +178,7 @@ class Watch:
         if last is not None:
             rate = Rates(*(a[last] for a in self._rates))
             seconds.append(jnp.max(self._down("finish") / rate.downlink + self._of(0, last) / rate.compute))
-        self._busy = {}
+        self._busy, self._known = {}, {}
         return jnp.max(jnp.stack(seconds)) if seconds else jnp.zeros((), jnp.float32)
 
     def _of(self, cohort: Any, ids: Array) -> Array:
@@ -158,28 +186,9 @@ class Watch:
 
     def _down(self, exchange: Any) -> Array:
         """The bytes that a client is sent before an exchange."""
-        by_turn = jnp.asarray(self._table.get(exchange, np.zeros((2,) * len(self.turns))), jnp.float32)
-        return by_turn[tuple(turn.astype(jnp.int32) for turn in self.turns)] if self.turns else by_turn
+        return self.of_turn(self._table.get(exchange, np.zeros((2,) * len(self.turns))))
 
 
-def heard(seconds: Array, present: Array | None, deadline: float | None, first: int | None) -> tuple[Any, Array]:
-    """Return whose replies arrive in time, None for all, and how long the server waits for them.
-
-    Arguments:
-        seconds: when the reply of each client of a cohort would arrive.
-        present: whose replies are not lost; None: all.
-        deadline: when the server stops waiting, if it does.
-        first: after how many replies it stops waiting, if it does.
-    """
-    if present is None:
-        return None, jnp.max(seconds)
-    due = jnp.where(present, seconds, jnp.inf)
-    if first is not None and first < len(seconds):
-        due = jnp.where(jnp.argsort(jnp.argsort(due)) < first, due, jnp.inf)
-    if deadline is None:
-        end = jnp.max(jnp.where(jnp.isfinite(due), due, 0))
-    else:
-        late = jnp.any(jnp.isfinite(due) & (due > deadline))
-        due = jnp.where(due <= deadline, due, jnp.inf)
-        end = jnp.where(late, deadline, jnp.max(jnp.where(jnp.isfinite(due), due, 0)))
-    return jnp.isfinite(due), end
+def _done(counts: Any) -> Any:
+    """The work in counts of gradients and products, a row for each client."""
+    return counts[:, 0, _GRADIENTS].astype(jnp.float32) + PRODUCT * counts[:, 0, _PRODUCTS].astype(jnp.float32)

@@ -11,12 +11,13 @@ from jaxtyping import Array
 from rookery.base import jaxprs
 from rookery.base.arguments import kind_of
 from rookery.base.compat import Primitive
+from rookery.data.clients import Clients
 from rookery.data.rows import entries
 from rookery.language import channel as channels
 from rookery.language import primitives
 from rookery.language.channel import ChannelExchange, Plain
 from rookery.language.client import Client
-from rookery.language.clock import heard
+from rookery.language.lateness import checked_chances, heard, uncorrected
 from rookery.language.ledger import Exchange
 from rookery.language.messages import Encoded, Parts
 from rookery.language.primitives import result_type, weighted_sum
@@ -28,6 +29,7 @@ class Exchanging:
 
     n: int  # the number of clients in the federation
     cohort_size: int
+    _clients: Clients
     _ids: Array
     _weights: Array
     _cohort: int  # 0 for the round's own cohort, which has memory; resampled ones are numbered from 1
@@ -52,6 +54,10 @@ class Exchanging:
         weights = weights.astype(result_type(weights.dtype))
         p, total = self._scaled(kind, weights)
         sent = self._encoded(kind, value, name, around, keys, bookkeeping, steady, p)
+        if self._corrects:
+            own = "is a sum" if kind == "sum" else "" if steady else "has weights that the method chooses"
+            own = own or ("tells the method how many clients replied" if heard else "")
+            p, total = self._corrected(p, name, sent, own)
         channel = sent.channel
         by_channel = None if channel is None else getattr(channel, "reduce", None)
         if by_channel is None and self._attack is not None and not self._attack.alone:
@@ -116,7 +122,7 @@ class Exchanging:
         sums, likes, structure = self._sums(kind, name, sent, keys, p, lossy=lossy)
         present: Any = self._noted(sums.pop()) if lossy else None
         scale: Any = None
-        if lossy and self._tracing.rate is None:
+        if lossy and self._tracing.rate is None and not self._corrects:
             total = jnp.sum(jnp.where(present, p, 0))
             safe = jnp.where(total > 0, total, 1)
             scale = 1 / safe if kind == "mean" else self.n / jnp.maximum(jnp.sum(present), 1)
@@ -234,8 +240,8 @@ class Exchanging:
         exchange, tracing = ChannelExchange(name, kind, updates, steady=steady), self._tracing
         first = tracing.exchanges.setdefault(name, exchange)
         channel = channels.chosen(tracing.channel, name)
-        if channel is None and (self._attack is not None or tracing.asynchronous):
-            channel = Plain()  # so that an attack or a buffer, like a channel, acts on updates
+        if channel is None and (self._attack is not None or self._corrects or tracing.asynchronous):
+            channel = Plain()  # so that what acts on updates, as an attack does, finds them
         if channel is None or keys is None:
             return Encoded(value, exchange, None, parts)
         states = channel.init(exchange)
@@ -325,6 +331,8 @@ class Exchanging:
 
     def _gathered(self, kind: str, name: str, sent: Encoded, keys: Any) -> tuple[Any, Any]:
         """The replies, and which clients replied; None if no reply can be lost."""
+        if self._corrects:
+            raise ValueError(uncorrected(name, "has its replies one by one"))
         leaves, structure = jax.tree.flatten(sent.value.rows)
         lossy, record = self._lossy, self._described(kind, name, sent)
         mask = self._mask(record, keys)
@@ -364,10 +372,53 @@ class Exchanging:
         """Whose replies arrive, and in time; empty if no reply can be lost. With a clock, the server waits for them."""
         present, watch, faults = self._present(keys) if self._lossy else None, self._tracing.watch, self._tracing.faults
         if watch is not None:
+            self._chances(record)
             seconds = watch.exchange(self._cohort, self._ids, record.reply_bytes)
-            present, waited = heard(seconds, present, getattr(faults, "deadline", None), getattr(faults, "first", None))
+            key = None if keys is None else jax.random.fold_in(keys.chance, 1)
+            late = getattr(faults, "deadline", None), getattr(faults, "first", None)
+            present, waited = heard(seconds, present, *late, key)
             self._tracing.waited(waited)
         return [] if present is None else [present]
+
+    @property
+    def _corrects(self) -> bool:
+        """Whether weights are divided by the clients' chances to be heard."""
+        return self._tracing.faults is not None and self._tracing.faults.correct
+
+    def _corrected(self, p: Array, name: str, sent: Encoded, wrong: str) -> tuple[Array, Array]:
+        """The weights, divided by the clients' chances to be heard, and scaled to add up to 1 on average.
+
+        Dividing by the sum of those that are heard instead would leave a bias. `wrong`: why this is not possible.
+        """
+        if wrong or self._repeats or sent.secure is not None:
+            raise ValueError(uncorrected(name, wrong or "is of a cohort or a channel with chances of its own"))
+        watch, chance = self._tracing.watch, self._chances(self._described("mean", name, sent))
+        total = jnp.sum(self._weights) * (self.cohort_size / self.n)
+        if watch is not None and chance is not None:
+            p = p / watch.of_turn(chance)[self._ids].astype(p.dtype)
+        return p / total, total
+
+    def _chances(self, record: Exchange) -> np.ndarray | None:
+        """Each client's chance to be heard in time, with an axis for each loop around the exchange.
+
+        None: it depends on what is drawn during the run. Raise ValueError if too few clients can ever reply in time,
+        or if a client never can whose share is to be corrected.
+        """
+        watch, faults = self._tracing.watch, self._tracing.faults
+        if watch is None or faults is None or not self._tracing.waits_for_some or not watch.complete:
+            return None
+        times = None if self._repeats else watch.times(self._cohort, record.reply_bytes)
+        if times is None:
+            if faults.correct:
+                raise ValueError(
+                    "faults: correct needs to know before the run how long clients take, and how much they compute for "
+                    f"the exchange {record.name!r} is drawn. Leave correct out, or give fixed numbers of steps."
+                )
+            return None
+        names, asked = self._clients.names, self.cohort_size
+        chance, unheard = checked_chances(times, asked, faults, record.name, names)
+        self._tracing.unheard.update(unheard)
+        return chance
 
     def _present(self, keys: Any) -> Array:
         """Draw whose replies are not lost, among the clients that are in the cohort."""

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from rookery.base import convolutions, jaxprs
 from rookery.base.arguments import kind_of
+from rookery.base.compat import Tracer
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw, sample_cohort
 from rookery.data.rows import Count, entries
@@ -105,7 +106,7 @@ class Fed(Exchanging):
         work, operands, inputs = self._work(traced, key, noise, local)
         if self._tracing.watch is not None:
             counts = self._counts(work, operands, inputs, self._ids, self._tracing.watch.sizes, source_of(fn))
-            self._tracing.watch.work(self._cohort, self._ids, counts)
+            self._tracing.watch.work(self._cohort, self._ids, counts, self._known_counts(work, operands, inputs))
         if self._tracing.down is not None:
             work, operands, inputs = self._packed_down(work, operands, inputs)
         out = self._bind(
@@ -357,6 +358,17 @@ class Fed(Exchanging):
             return jaxprs.run(counted, *(a for a, reads in zip(arguments, used, strict=True) if reads))[0]
 
         return jax.vmap(of_one)(ids)
+
+    def _known_counts(self, work: Any, operands: list[Any], inputs: Inputs) -> np.ndarray | None:
+        """The counts of a client's function for all clients; None if they depend on what is drawn during the run."""
+        watch, _, used = self._tracing.watch, *jaxprs.prune(work, [False] * (len(work.outvars) - 1) + [True])
+        read = [*operands[: inputs.sent], *[None] * (len(inputs.data) + inputs.identity), *operands[inputs.sent :]]
+        drawn = any(reads and isinstance(value, Tracer) for reads, value in zip(used, read, strict=False))
+        if drawn or watch is None or not self._tracing.waits_for_some:
+            return None
+        with jax.ensure_compile_time_eval():
+            everyone = jnp.arange(self.n, dtype=jnp.int32)
+            return np.asarray(self._counts(work, operands, inputs, everyone, watch.sizes, ""))
 
     def _packed_down(self, work: Any, operands: list[Any], inputs: Inputs) -> tuple[Any, list[Any], Inputs]:
         """A client's function that is sent packed values, which it unpacks first."""

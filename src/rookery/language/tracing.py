@@ -92,6 +92,7 @@ class Tracing:
         self._packed: dict[int, tuple[Any, tuple[Array, ...]]] = {}  # by the identity of the value
         self.watch: Watch | None = None  # with a clock
         self.asynchronous = False  # whether means are over the replies in a buffer
+        self.unheard: set[int] = set()  # the clients that are always too late for an exchange
         self.liars: Any = None  # with an attack: whether each client of the federation lies in this round
 
     def next_keys(self) -> ExchangeKeys | None:
@@ -140,6 +141,11 @@ class Tracing:
         if self.watch is not None:
             self.watch.turns.pop()
         return after
+
+    @property
+    def waits_for_some(self) -> bool:
+        """Whether the server stops waiting before all replies are there."""
+        return self.faults is not None and (self.faults.deadline is not None or self.faults.first is not None)
 
     def waited(self, seconds: Array) -> None:
         """Add to the time of the round."""

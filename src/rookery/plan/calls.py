@@ -98,6 +98,11 @@ class MapCall(WorkCall):
     ids: Var
     repeats: bool
 
+    @property
+    def same_for_all(self) -> bool:
+        """Whether all clients compute the same, because the function reads nothing of a client."""
+        return not (self.data or self.identity or self.local) and self.key is None and self.noise is None
+
 
 @dataclass(frozen=True, eq=False)
 class CenterCall(WorkCall):

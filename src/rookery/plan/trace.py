@@ -96,6 +96,7 @@ class Plan:
         sample_by_sample: the losses ("f", "g", "r") that are evaluated on single samples.
         exchanges: its exchanges by name.
         channel: the channel; a private one is calibrated.
+        unheard: the clients that are always too late for an exchange, in ascending order.
         price: what privacy costs, if `rk.explain` was asked for it.
         derived: a cache for values that engines compute from the plan, such as its costs.
     """
@@ -109,6 +110,7 @@ class Plan:
     sample_by_sample: frozenset[str]
     exchanges: dict[str, channels.ChannelExchange]
     channel: Any = None
+    unheard: tuple[int, ...] = ()
     price: Any = None
     derived: dict[Any, Any] = field(default_factory=dict, repr=False)
 
@@ -393,4 +395,5 @@ def _traced(title: str, fn: Callable[[Given], tuple[Tracing, Made]], given: Give
         sample_by_sample=frozenset(tracings[-1].sample_by_sample),
         exchanges=tracings[-1].exchanges,
         channel=channel,
+        unheard=tuple(sorted(tracings[-1].unheard)),
     )

@@ -124,6 +124,8 @@ class _Words(_Named):
         """Say what each client sends, and whether it is seen alone."""
         exchange, aggregated = call.exchange, isinstance(call, calls.ReduceCall)
         seen = "aggregated: only the result is used" if aggregated else "not aggregated: the server uses each reply"
+        if getattr(call, "asynchronous", None) is not None:
+            seen = f"aggregated as replies come: only the {exchange.kind} of those in the buffer is used"
         if exchange.secure:
             seen = f"summed securely: the coordinator never sees a reply, only sums of at least {exchange.secure}"
         self._write(

@@ -29,6 +29,7 @@ def summary(run: Run) -> dict[str, Any]:
         "bytes_up_per_round": float(last["bytes_up"] - first["bytes_up"]) / rounds,
         "bytes_down_per_round": float(last["bytes_down"] - first["bytes_down"]) / rounds,
         "seconds": float(last["seconds"]),
+        "clock": float(last["clock"]) if "clock" in run.history else None,
         "epsilon": float(last["epsilon"]) if "epsilon" in run.history else None,
         "exchanges": run.exchanges.to_dict("records"),
     }

@@ -22,6 +22,7 @@ ACROSS = {
     "gradients": "gradients computed, all clients together",
     "products": "Hessian- and Jacobian-vector products, all clients together",
     "seconds": "seconds",
+    "clock": "simulated seconds",
     "epsilon": "ε",
 }
 
@@ -37,11 +38,16 @@ def across(history: pd.DataFrame) -> pd.DataFrame:
     return history.assign(**columns)
 
 
+def cost(*histories: pd.DataFrame) -> str:
+    """Return what runs are best compared by, among the measures in ACROSS: the clock if all have one, or exchanges."""
+    return "clock" if all("clock" in history for history in histories) else "exchanges"
+
+
 def picture(history: pd.DataFrame, metric: str, title: str) -> Figure:
-    """Draw the metric of one run, given with or without its sign, over rounds and over exchanges."""
+    """Draw the metric of one run, given with or without its sign, over rounds and over exchanges or its clock."""
     fig, axes = figure(1, 2, width=9.2, height=3.6)
     history, shown = across(history), direction(metric, otherwise=False)
-    for ax, by in zip(axes[0], ("rounds", "exchanges"), strict=True):
+    for ax, by in zip(axes[0], ("rounds", cost(history)), strict=True):
         band(ax, history, by, shown.name, label=title, errors=None, color=BLUE, linestyle="-", marker="o")
         scale(ax, shown.higher_is_better, history[shown.name].tolist())
         label(ax, x=ACROSS[by], y=shown.name.replace("_", " ") if by == "rounds" else "")

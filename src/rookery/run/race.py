@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -57,13 +57,20 @@ class _Group:
         """Compute the candidates' state before the first round."""
         self._carries = self.sweep.start(self._values([*range(len(self.members))], self._padded), self._padded)
 
-    def advance(self, ids: list[int], at: int, count: int) -> tuple[Bool[Array, " slots"], Bool[Array, " slots"]]:
-        """Advance at most `width` members from round `at` by `count`; see `Sweep.advance` for what each slot gives."""
+    def advance(
+        self, ids: list[int], at: int, count: int, left: list[float] | None = None
+    ) -> tuple[Bool[Array, " slots"], Bool[Array, " slots"], Any]:
+        """Advance at most `width` members from round `at` by `count`; see `Sweep.advance` for what each slot gives.
+
+        `left`: the seconds of the clock that each of them may still use; None: any number.
+        """
         places = [self.members.index(i) for i in ids]
         slots = np.asarray(places + [self._padded] * (self.width - len(places)), np.int32)  # padding is discarded
         values = self._values(places, self.width)
-        self._carries, finite, replied = self.sweep.advance(values, self._carries, slots, at, count)
-        return finite, replied
+        padding = [0.0] * (self.width - len(ids))
+        seconds = () if left is None else np.asarray([*left, *padding], np.float32)
+        self._carries, *ended = self.sweep.advance(values, self._carries, slots, at, count, seconds)
+        return tuple(ended)
 
     def candidate(self, i: int) -> tuple[Any, Any]:
         """Return the state of a candidate and the memory of its clients."""
@@ -75,17 +82,24 @@ class _Group:
 
 
 class Race:
-    """The candidates of a search: their metrics so far, and which of them have diverged."""
+    """The candidates of a search: their metrics so far, and which of them have diverged.
+
+    They are compared after equal rounds or, with `until`, after equal seconds of the clock: each has then completed the
+    rounds that end by then, at most `rounds`.
+    """
 
     def __init__(
         self, job: Job, candidates: list[dict[str, Any]], evaluate: Evaluate | None, metric: str, slots: int,
-        engine: Simulation,
+        engine: Simulation, rounds: int, until: float | None = None,
     ) -> None:  # fmt: skip
-        self.candidates = candidates
-        self.shown: list[dict[int, float]] = [{} for _ in candidates]  # the metric by round
+        self.candidates, self._rounds, self._until = candidates, rounds, until
+        self.rungs: list[Any] = rungs(rounds) if until is None else [until / 2**k for k in range(_HALVINGS, -1, -1)]
+        self.at = [0 for _ in candidates]  # the rounds that each has completed
+        self._clock = [0.0 for _ in candidates]  # their seconds; only with `until`
+        self._waiting: set[int] = set()  # those whose next round would end after the next rung; only with `until`
+        self.shown: list[dict[Any, float]] = [{} for _ in candidates]  # the metric by rung
         self.lost: list[int | None] = [None for _ in candidates]  # the round at which it was found to have diverged
         self.compile_seconds, self.start = 0.0, math.nan  # `start`: the metric before the first round
-        self.done = 0  # rounds, summed over candidates
         goal = direction(metric, otherwise=False)
         self._evaluate, self._signed, self._metric, self._higher = evaluate, metric, goal.name, goal.higher_is_better
         self._arguments = 3 if evaluate is not None and required_arguments(evaluate) >= 3 else 2  # x, y and memory
@@ -110,71 +124,103 @@ class Race:
             if group is self._groups[0]:
                 self.start = self._measure(0, 0)
                 direction(self._signed)
-            jax.block_until_ready(group.advance(group.members[:1], 0, 0))
+            jax.block_until_ready(group.advance(group.members[:1], 0, 0, None if self._until is None else [0.0]))
         self.compile_seconds = time.perf_counter() - begin
 
-    def climb(self, rungs: list[int], bar: Callable[..., None], interrupt: threading.Event) -> None:
+    def climb(self, bar: Callable[..., None], interrupt: threading.Event) -> None:
         """Run to each rung the better half of the candidates that reached the one before."""
+        rungs = self.rungs
         lengths = np.diff([0, *rungs])
         # Half of the candidates each time, and as many more as would leave slots empty.
         keep = [self.slots * -(-len(self.candidates) // (2**k * self.slots)) for k in range(len(rungs))]
         for k, (begin, end) in enumerate(pairwise([0, *rungs])):
             ready = [i for i in self.ranked() if self.lost[i] is None and max(self.shown[i], default=0) == begin]
-            later = int(np.dot(keep[k + 1 :], lengths[k + 1 :]))
+            later = float(np.dot(keep[k + 1 :], lengths[k + 1 :]))
             while ready and not interrupt.is_set():
                 entrants, ready = ready[: keep[k]], ready[keep[k] :]
-                if self._run(entrants, begin, end, later, bar, interrupt):
+                if self._run(entrants, end, later, bar, interrupt):
                     break
+            if not interrupt.is_set() and not any(self.at):
+                raise ValueError(
+                    f"until must leave candidates the time for a round before they are first compared; got "
+                    f"{self._until:g} s, and none has completed one after {end:g} s. Give more seconds."
+                )
 
     def _run(
-        self, entrants: list[int], begin: int, end: int, later: int, bar: Callable[..., None],
-        interrupt: threading.Event,
-    ) -> list[int]:  # fmt: skip
-        """Run the entrants from round `begin` to `end` (or Ctrl-C), compare them, and return the survivors."""
-        live, at, per_call = entrants, begin, 1
-        while live and at < end and not interrupt.is_set():
-            diverged = sum(round is not None for round in self.lost)
-            text = f"{len(live)} of {len(self.candidates)} candidates to round {end}, {diverged} diverged"
-            bar(self.done, self.done + len(live) * (end - at) + later, text)
-            count = min(per_call, end - at)
-            clock = time.perf_counter()
-            good = self._advance(live, at, count)
-            per_call = max(1, min(2 * count, int(SECONDS_PER_CALL * count / (time.perf_counter() - clock))))
-            at, self.done = at + count, self.done + len(live) * count
-            live = self._drop(live, good, at)
-        values = np.array([self._measure(i, at) for i in live])
+        self, entrants: list[int], end: Any, later: float, bar: Callable[..., None], interrupt: threading.Event
+    ) -> list[int]:
+        """Run the entrants to the rung `end` (or Ctrl-C), compare them, and return the survivors."""
+        live, per_call = entrants, 1
+        self._waiting.clear()
+        while (running := self._running(live, end)) and not interrupt.is_set():
+            diverged, done = sum(round is not None for round in self.lost), sum(self._reached())
+            until = f"round {end}" if self._until is None else f"{end:g} s"
+            text = f"{len(live)} of {len(self.candidates)} candidates to {until}, {diverged} diverged"
+            bar(done, done + sum(end - self._reached()[i] for i in live) + later, text)
+            last = end if self._until is None else self._rounds
+            count = min(per_call, last - max(self.at[i] for i in running))
+            began = time.perf_counter()
+            good = self._advance(running, count, end)
+            per_call = max(1, min(2 * count, int(SECONDS_PER_CALL * count / (time.perf_counter() - began))))
+            self._drop(running, good)
+            live = [i for i in live if self.lost[i] is None]
+        values = np.array([self._measure(i, self.at[i]) for i in live])
+        place = max((self._reached()[i] for i in live), default=end) if interrupt.is_set() else end
         for i, value in zip(live, values.tolist(), strict=True):
             if math.isfinite(value):
-                self.shown[i][at] = value
+                self.shown[i][place] = value
         good = np.isfinite(values)
         if math.isfinite(self.start):
             worse = self.start - values if self._higher else values - self.start
             good &= worse <= _HOPELESS * max(1.0, abs(self.start))
-        return self._drop(live, good, at)
+        return self._drop(live, good)
 
-    def _drop(self, live: list[int], good: np.ndarray, at: int) -> list[int]:
+    def _running(self, live: list[int], end: Any) -> list[int]:
+        """Return the candidates that have rounds to compute before the rung `end`."""
+        if self._until is None:
+            return [i for i in live if self.at[i] < end]
+        return [i for i in live if i not in self._waiting and self.at[i] < self._rounds]
+
+    def _reached(self) -> Sequence[float]:
+        """Return how far the candidates have come, in rounds or in seconds."""
+        return self.at if self._until is None else self._clock
+
+    def _drop(self, live: list[int], good: np.ndarray) -> list[int]:
         for i, fine in zip(live, good, strict=True):
             if not fine:
-                self.lost[i] = at
+                self.lost[i] = self.at[i]
         return [i for i in live if self.lost[i] is None]
 
-    def _advance(self, live: list[int], at: int, count: int) -> np.ndarray:
-        """Advance these candidates from round `at` by `count`; return for each whether all values were finite."""
+    def _advance(self, running: list[int], count: int, end: Any) -> np.ndarray:
+        """Advance these candidates by `count` rounds, or until the rung; return whether all values were finite."""
         calls = []
         for group in self._groups:
-            ids = [i for i in group.members if i in live]
-            for k in range(0, len(ids), group.width):
-                side_by_side = ids[k : k + group.width]
-                calls.append((side_by_side, group.advance(side_by_side, at, count)))
+            by_round: dict[int, list[int]] = {}
+            for i in running:
+                if i in group.members:
+                    by_round.setdefault(self.at[i], []).append(i)
+            for at, ids in by_round.items():
+                for k in range(0, len(ids), group.width):
+                    side_by_side = ids[k : k + group.width]
+                    left = None if self._until is None else [end - self._clock[i] for i in side_by_side]
+                    calls.append((side_by_side, left, group.advance(side_by_side, at, count, left)))
         fine: dict[int, Any] = {}
-        for side_by_side, (finite, replied) in jax.device_get(calls):
+        for side_by_side, left, (finite, replied, timed) in jax.device_get(calls):
+            at = self.at[side_by_side[0]]
             if not replied[: len(side_by_side)].all() and self._faults is not None:
                 raise RoundFailedError(
                     f"Between rounds {at + 1} and {at + count} fewer replies with a positive weight arrived than "
                     f"faults.minimum={self._faults.minimum}. Lower the minimum or the dropout."
                 )
             fine |= dict(zip(side_by_side, finite, strict=False))
-        return np.array([fine[i] for i in live], bool)
+            done = [count] * len(side_by_side) if left is None else timed[1].tolist()
+            for k, i in enumerate(side_by_side):
+                self.at[i] += done[k]
+                if left is not None:
+                    self._clock[i] += left[k] - float(timed[0][k])
+                    if done[k] < count:
+                        self._waiting.add(i)
+        return np.array([fine[i] for i in running], bool)
 
     def _measure(self, i: int, at: int) -> float:
         metrics: Any = {}
@@ -205,7 +251,7 @@ class Race:
 
         return sorted(range(len(self.candidates)), key=rank)
 
-    def table(self, rounds: int) -> "pd.DataFrame":
+    def table(self) -> "pd.DataFrame":
         """Return `Tuning.table`."""
         import pandas as pd
 
@@ -214,9 +260,10 @@ class Race:
         for i in self.ranked():
             lost, shown = self.lost[i], self.shown[i]
             last = max(shown, default=0)
-            status = "diverged" if lost is not None else "finished" if last == rounds else "stopped"
+            status = "diverged" if lost is not None else "finished" if last == self.rungs[-1] else "stopped"
             value = shown[last] if lost is None and shown else math.nan
-            at_rungs = {f"round {at}": shown.get(at, math.nan) for at in columns}
-            ended = {"status": status, "rounds": last if lost is None else lost, "last": value}
+            unit = "round {:d}" if self._until is None else "second {:g}"
+            at_rungs = {unit.format(at): shown.get(at, math.nan) for at in columns}
+            ended = {"status": status, "rounds": self.at[i] if lost is None else lost, "last": value}
             rows.append({**self.candidates[i], **ended, **at_rungs})
         return pd.DataFrame(rows)

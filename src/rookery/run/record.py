@@ -98,7 +98,7 @@ class Record:
     def evaluate(self, session: Session) -> None:
         """Add a row for the session's current state."""
         # `evaluate` gets a copy, which it may keep: the next rounds donate the state.
-        seen = jax.tree.map(jnp.copy, self.seen(session)[: 3 if self.sees_memory else 2]) if self._evaluate else ()
+        seen = copied(self.seen(session)[: 3 if self.sees_memory else 2]) if self._evaluate else ()
         metrics = session.processes.on_lead(lambda: self._metrics(seen))
         weights = np.asarray(session.clients.weights, float)
         measured = over_clients(*session.measure(), weights, session.shows_each) if self._measures else {}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ALWAYS = ("round", "seconds", *COUNTED)  # the columns that every history has
 COLUMNS = (*ALWAYS, "clock", "staleness", "epsilon")  # the columns of a history that are not metrics
 SUMS = {"bytes": ("bytes_up", "bytes_down"), "samples": ("samples_upper", "samples_lower")}  # of columns, for plots
+_AXES = {"round": "rounds", "bytes": "bytes, both ways", "clock": "simulated seconds", "epsilon": "ε"}
 _SERIES = re.compile(r"weight_\d+|.+_q\d+")  # clients' weights and quantiles: in the history, but not in tables
 FORMAT = 1  # of the files of a run; those of Rookery 0.1 do not name it
 _SAVED = ("history.csv", "exchanges.csv", "settings.json", "weights.safetensors")
@@ -89,7 +90,7 @@ class Run:
             metrics. `samples_busiest` adds up, over the steps of the protocol, the samples of the client with the most
             work, for which a run in lock-step waits. `missing` counts the replies that did not arrive. `seconds`
             covers the rounds and their compilation, but not the evaluations. A private run has `epsilon`, the ε that it
-            has spent.
+            has spent, and a run with a clock has `clock`, its simulated seconds.
         weights: the clients' weights, if the method learns them.
         memory: the clients' memory, one row per client, e.g. their personal models. None if they have no memory, and
             for a `Federation`, whose sites keep it to themselves.
@@ -168,7 +169,8 @@ class Run:
         Arguments:
             metrics: columns of the history; by default all metrics, without quantiles and clients' weights.
             x: the horizontal axis: "round", "exchanges", "bytes" (both ways), "samples" (of both levels), "gradients",
-                "products", "seconds", "epsilon" (of a private run), or another column of counts.
+                "products", "seconds", "clock" (of a run with one), "epsilon" (of a private run), or another column of
+                counts.
             ax: axes to draw on; None: those of a new figure.
 
         >>> import jax.numpy as jnp, rookery as rk
@@ -204,7 +206,7 @@ class Run:
         falls = not any(direction(name, otherwise=True).higher_is_better for name in shown)
         if falls and values.size and values.min() > 0 and values.max() > 30 * values.min():
             ax.set_yscale("log")
-        ax.set_xlabel({"round": "rounds", "bytes": "bytes, both ways", "epsilon": "ε"}.get(x, x.replace("_", " ")))
+        ax.set_xlabel(_AXES.get(x, x.replace("_", " ")))
         ax.set_ylabel(shown[0].replace("_", " ") if len(shown) == 1 else "")
         if len(shown) > 1:
             ax.legend(frameon=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from rookery.base.arguments import check_counts, is_integer, is_number
+from rookery.base.arguments import check_counts, check_positive, is_integer, is_number
 from rookery.channels.private import Budgeted
 from rookery.data.clients import Clients
 from rookery.engines.checks import check_function
@@ -17,6 +17,7 @@ from rookery.engines.engine import Job
 from rookery.engines.simulation import Simulation
 from rookery.language import hyperparameters
 from rookery.language.channel import Channel, Faults
+from rookery.language.clock import Clock
 from rookery.language.fed import Algorithm
 from rookery.language.metrics import direction
 from rookery.problems.problems import Problem
@@ -24,7 +25,7 @@ from rookery.problems.variables import adapt
 from rookery.run.arguments import checked
 from rookery.run.evaluation import Evaluate, measuring
 from rookery.run.progress import interrupts, progress_bar
-from rookery.run.race import Race, rungs
+from rookery.run.race import Race
 from rookery.run.search import Range, Search, all_candidates, integers, ranges, three_digits
 
 if TYPE_CHECKING:
@@ -42,12 +43,13 @@ class Tuning:
     Attributes:
         table: a DataFrame with a row per candidate, the best first: its values; `status` ("finished", "stopped" at a
             rung, or "diverged"); `rounds`, how many it ran; `last`, its last metric; and the metric at each rung, in
-            columns named "round 25" and so on.
+            columns named "round 25" and so on, or with `until` "second 75".
         best: the algorithm with the best values; None if every candidate diverged, or none was compared yet.
         search: the range (low, high) of each hyperparameter that was searched, or the list of values tried.
         metric, higher_is_better: what "best" means.
         start: the metric before the first round, the same for all candidates.
-        rounds: the rounds of the last rung.
+        rounds: the rounds of the last rung; with `until`, those of the best candidate.
+        until: the seconds of the last rung; None: candidates were compared after equal rounds.
         seconds, compiling: the seconds of the whole search, and of compiling in it.
         interrupted: whether Ctrl-C was pressed.
     """
@@ -62,6 +64,7 @@ class Tuning:
     seconds: float
     compiling: float
     interrupted: bool
+    until: float | None = None
 
     @property
     def value(self) -> float:
@@ -143,6 +146,8 @@ def tune(
     noise_seed: int | None = None,
     channel: "Channel | Mapping[str, Channel] | None" = None,
     faults: Faults | None = None,
+    clock: Clock | None = None,
+    until: float | None = None,
     slots: int | None = None,
     engine: Simulation | None = None,
     progress: bool | str | None = None,
@@ -159,8 +164,10 @@ def tune(
     that continue diverge, the next best take their places.
 
     Arguments:
-        problem, clients, algorithm, init, rounds, cohort, seed, noise_seed, channel, faults: as in `solve`. What is
-            not searched stays as it is in `algorithm`. All candidates get the same noise of a channel.
+        problem, clients, algorithm, init, rounds, cohort, seed, noise_seed, channel, faults, clock: as in `solve`.
+            What is not searched stays as it is in `algorithm`. All candidates get the same noise of a channel.
+        until: with a clock, a budget of simulated seconds. Candidates are then compared after an eighth of these
+            seconds and so on instead of rounds, and one whose rounds are short runs more of them, up to `rounds`.
         evaluate, evaluate_client: one of them or both, as in `solve`.
         metric: the metric that decides, like `keep_best` in `solve`: a name that says which way is better ("accuracy",
             "error_rate"), or any name with a sign, "+name" if higher is better, "-name" if lower is better. If it is
@@ -192,6 +199,8 @@ def tune(
     engine = Simulation() if engine is None else engine
     if not isinstance(engine, Simulation) or engine.debug:
         raise ValueError(f"engine must be a compiled rk.Simulation(mesh=...) to tune; got {engine!r}.")
+    if engine.memory == "host":
+        raise ValueError('engine: memory must be "device" to tune; got "host". Leave it out.')
     if clients.here is not None or not clients.held:
         raise ValueError("clients must hold the data of all clients in this process to tune; these do not.")
     if evaluate is None and evaluate_client is None:
@@ -207,7 +216,11 @@ def tune(
             "tune must not be given rk.private: each candidate is a run that reveals something. Tune on public data, "
             "without it."
         )
-    job = checked(replace(job, noise_seed=noise_seed), rounds)
+    job = checked(replace(job, noise_seed=noise_seed, clock=clock), rounds)
+    if until is not None:
+        check_positive(until=until)
+        if clock is None:
+            raise ValueError(f"until={until} needs clock=rk.Clock(...), whose seconds it counts; got clock=None.")
     if channel is not None and noise_seed is None:
         job = replace(job, noise_seed=secrets.randbits(64))  # the same noise for all candidates, from entropy
     rounds, search = int(rounds), ranges(algorithm, search)
@@ -215,24 +228,25 @@ def tune(
     for values in tried:
         hyperparameters.check(replace(algorithm, **values), clients.n)  # type: ignore[type-var]
     slots = slots or (8 if jax.default_backend() == "cpu" else 16)
-    race = Race(job, tried, models.on_variables(evaluate), metric, slots, engine)
+    race = Race(job, tried, models.on_variables(evaluate), metric, slots, engine, rounds, until)
     with progress_bar(progress, algorithm, counts=False) as bar, interrupts() as interrupt:
         bar(0, 1, "compiling")
         race.compile()
-        race.climb(rungs(rounds), bar, interrupt)
+        race.climb(bar, interrupt)
         interrupted = interrupt.is_set()
     best = race.ranked()[0]
     compared = race.lost[best] is None and race.shown[best]
     goal = direction(metric, otherwise=False)
     return Tuning(
-        table=race.table(rounds),
+        table=race.table(),
         best=replace(algorithm, **tried[best]) if compared else None,  # type: ignore[type-var]
         search=search,
         metric=goal.name,
         higher_is_better=goal.higher_is_better,
         start=race.start,
-        rounds=rounds,
+        rounds=rounds if until is None else race.at[best],
         seconds=time.perf_counter() - begin,
         compiling=race.compile_seconds,
         interrupted=interrupted,
+        until=until,
     )

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.base import jaxprs
+from rookery.base import compat, jaxprs
 from rookery.base.programs import Programs
 from rookery.data.clients import Clients
 from rookery.data.rows import ClientRows
@@ -34,20 +34,8 @@ _OF_MEASURE = 16  # samples for an evaluation
 _OF_BATCH = 3  # samples of a batch
 _OF_CLIENT = 4096  # samples on which a value that is not finite is computed again
 
-# Each program runs once or twice on a few samples, so compilation is what it costs: without fusion, on a CPU, it takes
-# about a fifth of the time.
-_QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-
-
-@functools.cache
-def _compiler_options() -> dict[str, Any] | None:
-    """Return the options for quick compilation if this version of XLA knows them."""
-    try:
-        jax.jit(lambda a: a, compiler_options=_QUICK).lower(0.0).compile()
-    except Exception:
-        return None
-    return _QUICK
-
+# Each program runs once or twice on a few samples, so compilation is what it costs.
+_QUICK = {"xla_backend_optimization_level": 0}
 
 _COMPILED = Programs(most=64)  # their constants are inputs, so that other data find them again
 
@@ -61,7 +49,7 @@ class _Traced:
         self.consts, self.identity = traced.consts, jaxprs.identified(self._jaxpr)
 
     def __call__(self, *args: Any) -> Any:
-        options = _compiler_options() if jax.default_backend() == "cpu" else None
+        options = _QUICK | compat.cpu_options() if jax.default_backend() == "cpu" else None
         run = functools.partial(jaxprs.run, self._jaxpr)
         program = _COMPILED.find(self.identity, lambda: jax.jit(run, compiler_options=options))
         return jax.tree.unflatten(self._structure, program(*self.consts, *jax.tree.leaves(args)))

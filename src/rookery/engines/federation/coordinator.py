@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rookery.base import jaxprs
@@ -14,6 +15,7 @@ from rookery.data.cohort import Draw
 from rookery.engines import engine
 from rookery.engines.engine import PROGRAMS
 from rookery.engines.federation import wire
+from rookery.engines.federation.asynchronous import AsynchronousPhase, Pace, first_requests
 from rookery.engines.federation.links import Links, Request, SiteError, needed
 from rookery.engines.federation.phase import Phase
 from rookery.engines.federation.replies import wrong_rounds
@@ -42,18 +44,26 @@ class Coordinator:
         self.wrote: set[int] = set()
         self.memory_finite: list[bool] = []
         self.blamed: dict[str, str] = {}
+        self._pace = None if traced.job.asynchronous is None else Pace(traced, links)
 
     def start(self) -> tuple[Made, Amounts]:
         """Run the algorithm's `init`."""
         traced = self._traced
         keys = engine.start_keys(traced.seed, traced.job.clients.n)
-        return self._phase(traced.start, (0, 0), traced.job.start, keys, traced.noise)
+        made, amounts = self._phase(traced.start, (0, 0), traced.job.start, keys, traced.noise)
+        if self._pace is not None:
+            amounts = amounts._replace(exchanges={**amounts.exchanges, **first_requests(traced)}, staleness=0.0)
+        return made, amounts
 
     def round(self, t: int, state: Any, server: Any, noise: Any) -> tuple[Made, Amounts]:
         """Run round t, counted from 0."""
         self.links.rounds = t
         traced, job = self._traced, self._traced.job
-        keys = _round_keys(traced.seed, t, job.clients.n, job.draw, noise)
+        if self._pace is None:
+            keys = _round_keys(traced.seed, t, job.clients.n, job.draw, noise)
+        else:  # the ids stand for the clients that begin
+            key = engine.choice_and_key(traced.seed, t)[1]
+            keys = engine.RoundKeys(jnp.arange(job.replies, dtype=jnp.int32), key, key)
         before = traced.round.given.carry
         memory, client = _remembered("memory", before.memory), _remembered("client", before.client)
         return self._phase(traced.round, (1, t), Carry(state, memory, client, server, noise), keys)
@@ -61,6 +71,8 @@ class Coordinator:
     def measure(self, t: int, state: Any) -> dict[str, Any]:
         """Evaluate x, y and the memory at each client after t rounds: rows by name."""
         traced = self._traced
+        if self._pace is not None:
+            self._pace.arrivals.settle()
         keys = engine.measure_keys(traced.seed, t, traced.job.clients.n)
         memory = _remembered("memory", traced.measure.given.carry.memory)
         made, _ = self._phase(traced.measure, (2, t), Carry((state.x, state.y), memory), keys)
@@ -72,7 +84,9 @@ class Coordinator:
         t, ids, weights = np.int32(moment[1]), ServerValue(keys.ids), self._traced.job.clients.weights
         given = Given(carry, self._traced.hyper, t, ids, weights, keys.key, keys.chance, noise, keys.present)
         leaves = jax.tree.leaves(given, is_leaf=lambda v: isinstance(v, Remembered | ServerValue))
-        phase = Phase(self._traced, plan, moment, ids, self.run, self.links, self._numbers, self._program)
+        arguments = self._traced, plan, moment, ids, self.run, self.links, self._numbers, self._program
+        pace = self._pace if moment[0] == 1 else None
+        phase = Phase(*arguments) if pace is None else AsynchronousPhase(pace, *arguments)
         self.blamed = phase.blamed
         consts = [ServerValue(c, constant=i) for i, c in enumerate(plan.consts)]
         inputs = [v if isinstance(v, Remembered | ServerValue) else ServerValue(v) for v in leaves]
@@ -80,6 +94,8 @@ class Coordinator:
         arrays = [v.array if isinstance(v, ServerValue) else v for v in out]
         made: Made = jax.tree.unflatten(jax.tree.structure(plan.made), arrays)
         phase.finish(made)
+        if isinstance(phase, AsynchronousPhase):
+            made = made._replace(least=phase.heard)
         self.lost, self.wrote = phase.lost, phase.wrote
         self.sent, self.received = self.sent + phase.sent, self.received + phase.received
         if moment[0] < 2:

@@ -17,6 +17,7 @@ from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.federation import meeting
 from rookery.engines.federation.agreement import declared
+from rookery.engines.federation.asynchronous import check_sites
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.entropy import Entropy
 from rookery.engines.federation.heads import Notary
@@ -100,6 +101,7 @@ class Federation:
                 "clock must be None with rk.Federation, where `seconds` in the history are real; got rk.Clock(...). "
                 "For simulated seconds, use rk.Simulation."
             )
+        check_sites(job)
         if self.address is None and self.kit is None and not hasattr(self.transport, "receive"):
             if not job.clients.held:
                 raise ValueError(

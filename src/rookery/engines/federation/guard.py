@@ -37,9 +37,9 @@ class PlanGuard:
     function is evaluated, and it decides what to do with a reply.
 
     What was answered is looked up in the log, which outlives this object. Rounds and evaluations of a run do not go
-    back. Within one of them the site answers each exchange as often as it occurs in the plan, if the requests differ;
-    the same request, by its digest, is answered again. Where every client takes part in every round, the site refuses
-    an evaluation after rounds that it has not seen.
+    back. Within one of them the site answers each exchange as often as it occurs in the plan (in a round, `begins`
+    times as often), if the requests differ; the same request, by its digest, is answered again. Where every client
+    takes part in every round, the site refuses an evaluation after rounds that it has not seen.
 
     Arguments:
         client: the site's number in the federation.
@@ -48,6 +48,7 @@ class PlanGuard:
         also: a further rule for what the plan allows.
         refused: refused(header, why), called with every refusal.
         prices: what the plan's functions release of the site's records, if the run is private for each of them.
+        begins: how often the site may begin in a round: in an asynchronous run, as often as the round has replies.
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class PlanGuard:
         also: Rule | None = None,
         refused: Callable[[dict[str, Any], str], None] = lambda header, why: None,
         prices: Prices | None = None,
+        begins: int = 1,
     ) -> None:
         self._client, self._log, self._everyone, self._also, self._refused = client, log, everyone, also, refused
-        self._prices = prices
+        self._prices, self._begins = prices, begins
         self._sources: dict[int, Sources] = {}  # by phase
         # The moment and the call of each function's number; it has at least those whose results the site holds.
         self._functions: dict[int, tuple[Moment, int]] = {}
@@ -87,6 +89,7 @@ class PlanGuard:
         call = header["call"]
         times = 1 if call == NO_EXCHANGE else self._sources[moment[0]].times[call]
         different = self._log.answered.asked(moment, call) | {request}
+        times = None if times is None else times * (self._begins if moment[0] == 1 else 1)
         if times is not None and len(different) > times:
             what = "to end a round" if call == NO_EXCHANGE else f"for {_name(plan, call)}"
             why = f"it is asked {what} more often than in the plan."

@@ -42,7 +42,7 @@ def in_words_for_a_site(opened: Opened, budget: Budget | None = None, spending: 
         "",
         *_phase(opened, opened.plans[0], f"At the start, once, all {opened.clients} clients"),
         "",
-        *_phase(opened, opened.plans[1], f"In every round, {opened.cohort} of {opened.clients} clients"),
+        *_phase(opened, opened.plans[1], _round(opened)),
         "",
         *_memory(opened.plans[1]),
         *_evaluation(opened),
@@ -66,11 +66,20 @@ def _wrapped(line: str) -> list[str]:
     )
 
 
+def _round(opened: Opened) -> str:
+    if opened.asynchronous:
+        return f"In every round, which ends after {opened.cohort} replies, each client that is ready"
+    return f"In every round, {opened.cohort} of {opened.clients} clients"
+
+
 def _who(opened: Opened) -> list[str]:
+    of_round = f"{opened.cohort} of them take part in a round."
+    if opened.asynchronous:
+        of_round = f"A round ends after {opened.cohort} replies, of which several may be one client's."
     lines = [
         f"Run {printable(opened.header['run'])}",
-        f"This site would be client {opened.header['client']} of {opened.clients}, counted from 0. {opened.cohort} of "
-        "them take part in a round. (The coordinator says so; it can't be checked here.)",
+        f"This site would be client {opened.header['client']} of {opened.clients}, counted from 0. {of_round} (The "
+        "coordinator says so; it can't be checked here.)",
     ]
     if opened.faults is not None:
         lines.append(f"A round goes on without clients that do not reply, as long as {opened.faults.minimum} do.")

@@ -160,7 +160,7 @@ class Links:
         wrong with it. If fewer than `least` good replies are left, the call waits for the sites that may come back.
         With `dismiss`, a site whose reply is wrong is told why, disconnected, and treated like one that refuses.
         """
-        replies = _Collector(self, requests, least, check, dismiss, take).run()
+        replies = Collector(self, requests, least, check, dismiss, take).run()
         for site in requests:
             self.records[site].replies += site in replies
             self.records[site].missing += site not in replies
@@ -183,7 +183,7 @@ class Links:
         self.watch(self)
 
 
-class _Collector:
+class Collector:
     """Collects the replies to the requests of one exchange."""
 
     def __init__(
@@ -326,7 +326,7 @@ class _Collector:
             record.opened = record.final = False
             self._note(site, "is connected")
             if site in self._requests and site not in self._replies and site not in self._wrong:
-                self._ask(site, self._requests[site])
+                self._ask(site, self._request(site))
             return None
         record.received += len(event.message)
         try:
@@ -341,8 +341,12 @@ class _Collector:
         links.dropped += 1
         self._take_late(site, reply)
         if before in ("late", "gone") and pending is None and site in self._away and record.state != "refused":
-            self._ask(site, self._requests[site])
+            self._ask(site, self._request(site))
         return None
+
+    def _request(self, site: int) -> Request:
+        """Return the request for a site that is back."""
+        return self._requests[site]
 
     def _lose(self, site: int, why: str) -> None:
         record = self._links.records[site]

@@ -40,7 +40,7 @@ def run_fields(traced: engine.Traced) -> dict[str, Any]:
         "channel": _described(job.channel),
         "faults": description.describe(job.faults),
         "clients": clients.n,
-        "cohort": job.cohort,
+        "cohort": job.replies,
         "chance": job.chance,
         "levels": {
             level: [source.widest, source.narrowest, source.chunk]
@@ -54,6 +54,7 @@ def run_fields(traced: engine.Traced) -> dict[str, Any]:
         "measures": traced.measure is not None,
         "fingerprint": fingerprint(plans),
         "signatures": [p.signature for p in plans],
+        **({} if job.asynchronous is None else {"asynchronous": True}),
     }
 
 
@@ -131,7 +132,9 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "signatures": ("texts", lambda value: isinstance(value, list) and all(isinstance(text, str) for text in value)),
     "done": _ROUNDS,
     "wrote": _ROUNDS,
+    "asynchronous": ("true, or left out", lambda value: value is True),
 }
+_OPTIONAL = ("asynchronous",)
 
 
 def check_opening(header: dict[str, Any]) -> None:
@@ -140,7 +143,7 @@ def check_opening(header: dict[str, Any]) -> None:
     apart = description.differences(theirs if isinstance(theirs, dict) else {}, "here", "at the coordinator")
     if apart:
         raise RefusedError(f"it runs under other conditions: {'; '.join(apart)}. Use the same on both sides.")
-    missing = [name for name in _FIELDS if name not in header]
+    missing = [name for name in _FIELDS if name not in header and name not in _OPTIONAL]
     if missing:
         raise RefusedError(f"the opening must have the field {missing[0]!r}; it is missing.")
     for name, value in header.items():

@@ -110,10 +110,12 @@ class Phase(Visitor[Any]):
     def map(self, call: calls.MapCall, read: Read) -> list[Any]:
         """See `Visitor`. The function goes out with the next exchange of its cohort."""
         ids, key, sent = read(call.ids), read(call.key), read(call.sent)
-        keys = None if key is None else np.asarray(client_keys(key.array, ids.array))
-        cohort, mapped = self._cohort(ids), self._mapped(call, sent, keys, read(call.local))
+        cohort = self._cohort(ids)
+        clients = np.asarray(cohort.ids, np.int32)
+        keys = None if key is None else np.asarray(client_keys(key.array, clients))
+        mapped = self._mapped(call, sent, keys, read(call.local))
         if self._seeded and call.noise is not None:
-            mapped.noise = np.asarray(client_keys(read(call.noise).array, ids.array))
+            mapped.noise = np.asarray(client_keys(read(call.noise).array, clients))
         cohort.pending.append(mapped)
         cohort.down += self._new_bytes(cohort, sent) + (0 if key is None else 8)
         return [Computed(mapped, i) for i in range(len(call.outputs))]
@@ -129,13 +131,7 @@ class Phase(Visitor[Any]):
         if call.exchange.secure:
             return self._sum_securely(call, read)
         cohort, weights = self._cohort(read(call.ids)), np.asarray(read(call.weights).array)
-        shapes, there = list(map(shape_of, read(call.rows))), self._there(cohort, call, read)
-        unpacked: Callable[[list[Any]], Any] = lambda arrays: arrays
-        if (step := call.unpack) is not None:
-            shapes = [v.aval for v in step.outputs]
-            unpack = partial(self._compiled(step), *(value.array for value in read(step.operands)))
-            unpacked = lambda arrays: list(map(np.asarray, unpack(*arrays)))
-        sums = [ExactSum(s.shape, s.dtype, len(cohort.ids)) for s in shapes]
+        there, (sums, unpacked) = self._there(cohort, call, read), self._sums(call, read, len(cohort.ids))
         places = cohort.places
 
         def take(client: int, reply: Reply) -> Reply:
@@ -148,6 +144,16 @@ class Phase(Visitor[Any]):
 
         _, present = self._exchange(call, read, take)
         return self._received(call, [total.result() for total in sums], present)
+
+    def _sums(self, call: calls.ReduceCall, read: Read, count: int) -> tuple[list[ExactSum], Callable[[Any], Any]]:
+        """Return empty sums of at most `count` replies, and unpacked(arrays) -> the arrays to add of a reply."""
+        if (step := call.unpack) is None:
+            shapes, unpacked = list(map(shape_of, read(call.rows))), lambda arrays: arrays
+        else:
+            shapes = [v.aval for v in step.outputs]
+            unpack = partial(self._compiled(step), *(value.array for value in read(step.operands)))
+            unpacked = lambda arrays: list(map(np.asarray, unpack(*arrays)))
+        return [ExactSum(s.shape, s.dtype, count) for s in shapes], unpacked
 
     def gather(self, call: calls.GatherCall, read: Read) -> list[ServerValue]:
         """See `Visitor`."""

@@ -53,8 +53,10 @@ class Policy:
             no limit. See `Counts` for what counts, and `PlanGuard` for what is answered within a round. A resumed run
             is a new one, whose rounds count anew; a new log counts from 0. With `rounds` and without `evaluations`,
             there may be one evaluation more than rounds. With `rounds` and without `exchanges`, a plan whose rounds
-            have no fixed number of exchanges is refused.
-        minimum_cohort: the fewest clients in a round, and in the federation; with faults, also the fewest replies.
+            have no fixed number of exchanges is refused, and so is an asynchronous run, whose rounds may ask a site
+            several times.
+        minimum_cohort: the fewest clients in a round, and in the federation; with faults, also the fewest replies. With
+            2 or more, asynchronous runs are refused: all replies of a round may be those of one client.
         aggregated: True: no exchange may be seen alone; or a list of the exchanges that may not. An exchange is seen
             alone if the server gathers single replies, if a channel reduces them in its own way, or if this site holds
             the centre's data. Evaluations have their own rule.
@@ -177,6 +179,11 @@ class Policy:
                         f"its policy limits rounds and not exchanges, and {plan.title} has an exchange that happens as "
                         "often as the run draws. Its owner can add a limit of exchanges."
                     )
+            if opened.asynchronous:
+                raise RefusedError(
+                    "its policy limits rounds and not exchanges, and an asynchronous run may ask it several times in a "
+                    "round. Its owner can add a limit of exchanges."
+                )
         if self.epsilon is not None:
             self._check_privacy(opened)
 
@@ -198,6 +205,8 @@ class Policy:
 
     def _check_size(self, opened: Opened) -> None:
         least, wanted = self.minimum_cohort, f"its policy wants at least {self.minimum_cohort} clients"
+        if opened.asynchronous and least > 1:
+            raise RefusedError(f"{wanted} in a round; got asynchronous rounds, whose replies may all be one client's.")
         if opened.clients < least or opened.cohort < least:
             raise RefusedError(f"{wanted}; got {opened.clients}, of which {opened.cohort} are in a round.")
         if opened.faults is not None and opened.faults.minimum < least:

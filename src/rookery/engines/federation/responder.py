@@ -93,6 +93,11 @@ class Opened:
     described: Clients | None = None
     prices: Prices | None = None
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a round ends after `cohort` replies, of which several may be one site's."""
+        return "asynchronous" in self.header
+
 
 class Responder:
     """Answer the requests to one site.
@@ -224,7 +229,8 @@ class Responder:
         self._log.opened(header["run"], opening, opened.fingerprint, opened.clients, opened.cohort, delta)
         self._evaluation = getattr(rule, "evaluation", "together")
         everyone = opened.faults is None and opened.cohort == opened.clients and asks_everyone(opened.plans[1])
-        guard = PlanGuard(header["client"], self._log, everyone, rule, self._note_refusal, opened.prices)
+        everyone, begins = everyone and not opened.asynchronous, opened.cohort if opened.asynchronous else 1
+        guard = PlanGuard(header["client"], self._log, everyone, rule, self._note_refusal, opened.prices, begins)
         return self._make_site(opened, described, guard, opening)
 
     def _refuse(self, number: int, header: dict[str, Any], why: str) -> bytes:
@@ -333,8 +339,9 @@ class Responder:
         start = start_values(study.problem, clients, study.init)
         cohort, products = header["cohort"], header["products"]
         setting = Setting(
-            study.problem, clients, method.fixed, cohort, channel, faults, False, products, header["chance"]
-        )
+            study.problem, clients, method.fixed, cohort, channel, faults, False, products, header["chance"],
+            asynchronous="asynchronous" in header,
+        )  # fmt: skip
         if header["measures"] and study.measure is None:
             raise RefusedError("its task must have evaluate_client, which the coordinator asks for; it has none.")
         measure = study.measure if header["measures"] else None

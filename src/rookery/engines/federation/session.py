@@ -11,10 +11,10 @@ import numpy as np
 from rookery.base.printable import printable
 from rookery.base.processes import ONE_PROCESS
 from rookery.engines import engine
-from rookery.engines.checkpoints import Folder
 from rookery.engines.engine import Stopped
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.site import Site
+from rookery.engines.folders import Folder
 from rookery.language.channel import is_private
 from rookery.language.ledger import Amounts
 from rookery.plan import trace as plan
@@ -130,6 +130,9 @@ class Session:
         """See `engine.Session.save`; it has the server's part."""
         carry, wrote = self._carry, self.wrote if self.durable and self.remembers else None
         return carry.state, carry.server, wrote, carry.noise
+
+    def by_client(self) -> None:
+        """None: the sites have what clients remember."""
 
     def restore(self, saved: Any, rounds: int) -> None:
         """See `engine.Session.restore`."""

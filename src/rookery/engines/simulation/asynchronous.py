@@ -360,6 +360,8 @@ def advance(
         now = jax.tree.map(lambda rows: jnp.asarray(rows)[i], events)
         before, after, report, new = _round(program, consts, clients, hyper, carry, begin + i, seed, now, kept)
         report["finite"] = device.finite(after, program.private)
+        if jax.tree.leaves((carry.memory, carry.client)):
+            report["ids"] = now.ids
         good = wanted & (report["least"] >= 1) & (jnp.all(report["finite"]) | ~jnp.asarray(strict))
         choose = lambda new, old: jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old)
         state, server = choose((after.state, after.server), (before.state, before.server))

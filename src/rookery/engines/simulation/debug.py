@@ -74,6 +74,7 @@ class Session(device.Session):
                 break
             self._carry = device.put(program, job.clients.n, self._carry, ids, before, after, True)
             done.append(device.amounts(traced.round, report))
+            self._note_changed(np.asarray(ids))
             self.rounds += 1
         return done
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
 from rookery.engines import engine
 from rookery.engines.engine import Stopped
+from rookery.engines.folders import ByClient
 from rookery.engines.interpreter import Block, Fitting, Interpreter
 from rookery.engines.simulation.memory import ADVICE, MemoryEstimate, MemoryLimitError, memory_of, readable
 from rookery.language import ledger
@@ -40,6 +41,7 @@ class Settings:
     convolutions: str = "auto"
     precision: str | None = None
     remat: bool = False
+    memory: str = "auto"
 
     sees_memory = True
 
@@ -49,6 +51,11 @@ class Settings:
             raise ValueError(f'Simulation: block must be an integer of at least 1, or "auto"; got {self.block!r}.')
         if not isinstance(self.debug, bool):
             raise ValueError(f"Simulation: debug must be True or False; got {self.debug!r}.")
+        if self.memory not in ("auto", "device", "host"):
+            raise ValueError(f'Simulation: memory must be "auto", "device" or "host"; got {self.memory!r}.')
+        if self.memory == "host" and (self.mesh is not None or self.debug):
+            other = "debug=True" if self.debug else f"mesh={self.mesh!r}"
+            raise ValueError(f'Simulation: memory must be "device" with {other}; got "host". Leave out one of the two.')
         convolutions.check(self.convolutions, "Simulation")
         self.computing.check("Simulation")
         if self.mesh is not None and self.debug:
@@ -68,7 +75,9 @@ class Session:
     durable = False
     shows_each = True
 
-    def __init__(self, traced: engine.Traced, simulation: Settings, devices: int = 1) -> None:
+    def __init__(
+        self, traced: engine.Traced, simulation: Settings, devices: int = 1, remembered: int | None = None
+    ) -> None:
         self._traced, self._job = traced, traced.job
         self._data = traced.job.clients.without_names()
         self.clients = traced.job.clients
@@ -76,10 +85,12 @@ class Session:
         self.stopped: Stopped | None = None
         self.warned: Stopped | None = None
         self._carry: Any = None
-        self._memory_estimate = memory_estimate(traced, devices, self.processes)
+        self._changed: np.ndarray | None = None  # for each client, whether its memory has changed since `by_client`
+        self._memory_estimate = memory_estimate(traced, devices, self.processes, remembered)
         auto = simulation.block == "auto"
         self._block: Block = Fitting(self._memory_estimate.side_by_side) if auto else simulation.block
-        self.notes = self._memory_estimate.notes(-(-self._job.cohort // devices)) if auto else []
+        memory = self._memory_estimate.notes(-(-self._job.cohort // devices)) if auto else []
+        self.notes = [*traced.notes, *memory]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -179,6 +190,7 @@ class Session:
                     break
                 self.warned = self.warned or reason
             costs.append(amounts(self._traced.round, report))
+            self._note_changed(report.get("ids", slice(None)))
             self.rounds += 1
         return costs
 
@@ -194,20 +206,53 @@ class Session:
     def save(self) -> Carry:
         return self._carry
 
+    def by_client(self) -> ByClient | None:
+        changed, self._changed = self._changed, np.zeros(self._data.n, bool)
+        state, rows = (len(jax.tree.leaves(part)) for part in (self._carry.state, self._carry[1:3]))
+        return ByClient(range(state, state + rows), None if changed is None else np.flatnonzero(changed))
+
+    def _note_changed(self, ids: Any) -> None:
+        if self._changed is not None:
+            self._changed[ids] = True
+
     def restore(self, saved: Any, rounds: int) -> None:
         engine.check_noise(self._job, saved.noise)
-        self._carry, self.rounds = saved, rounds
+        self._carry, self.rounds, self._changed = saved, rounds, np.zeros(self._data.n, bool)
 
     def close(self) -> None:
         self._carry = None
 
 
-def memory_estimate(traced: engine.Traced, devices: int, processes: Processes) -> MemoryEstimate:
-    """The estimate for the smallest device of all processes, if clients are divided among `devices`."""
+class _Sizes(NamedTuple):
+    """The bytes of the clients' data on the device, of the state, and of what clients remember."""
+
+    data: int
+    state: int
+    remembered: int
+
+
+def _sizes(traced: engine.Traced) -> _Sizes:
     carry, clients = traced.start.made.carry, traced.job.clients
     state, remembered = (ledger.nbytes(jax.tree.leaves(part)) for part in ((carry.state, carry.server), carry[1:3]))
     on_device = () if clients.placement == "host" else jax.tree.leaves(clients)
-    data = sum(getattr(leaf, "nbytes", 0) for leaf in on_device)
+    return _Sizes(sum(getattr(leaf, "nbytes", 0) for leaf in on_device), state, remembered)
+
+
+def fits(traced: engine.Traced, share: float) -> bool:
+    """Whether data, state and what clients remember take at most this share of a device."""
+    return sum(_sizes(traced)) <= share * memory_of(jax.local_devices()[0])
+
+
+def memory_estimate(
+    traced: engine.Traced, devices: int, processes: Processes, remembered: int | None = None
+) -> MemoryEstimate:
+    """The estimate for the smallest device of all processes, if clients are divided among `devices`.
+
+    `remembered`: the bytes on the device of what clients remember; None: all of it.
+    """
+    clients = traced.job.clients
+    data, state, whole = _sizes(traced)
+    remembered = whole if remembered is None else remembered
     among = devices if clients.here is None else jax.local_device_count()
     limit = min(processes.gather(memory_of(jax.local_devices()[0])))
     kept, axes = state + -(-remembered // devices), traced.setting.clients.client_axes()
@@ -357,6 +402,8 @@ def advance(
         wanted, carry = state
         ids, before, after, report = one_round(program, draw, consts, clients, hyper, carry, begin + i, seed)
         good = wanted & (report["least"] >= minimum) & (jnp.all(report["finite"]) | ~jnp.asarray(strict))
+        if len(ids) < clients.n and jax.tree.leaves((carry.memory, carry.client)):
+            report["ids"] = ids
         return (good, put(program, clients.n, carry, ids, before, after, good)), report
 
     return repeated(one, limit, together, carry, begin, rounds)
@@ -376,13 +423,13 @@ def repeated(one: Callable[[Any, Any], Any], limit: int, together: int, carry: A
 
     going = lambda progress: (progress[0] < rounds) & progress[1][0]
     state: Any = (rounds > 0, carry)
+    turn = jaxprs.LoopBody(one, state)
+    state, report = turn.carry, turn.aux
     if together == 1 or limit == 1:
-        once = jax.jit(one)  # traced once, for shapes and loop
-        report = jax.eval_shape(once, begin, state)[1]
-        some = lambda progress: recorded(progress, once(*progress[:2]))
+        turn.prune()
+        some = lambda progress: recorded(progress, turn(*progress[:2]))
     else:
-        turn = jaxprs.LoopBody(one, state)
-        ahead, state, report = turn.ahead(), turn.carry, turn.aux
+        ahead = turn.ahead()
 
         def some(progress: Any) -> Any:
             first = progress[0]

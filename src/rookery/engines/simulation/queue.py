@@ -71,8 +71,8 @@ def rounds(
 def one_round(queue: Queue, t: Array, buffer: int, once: bool, seed: Array, duration: Duration) -> tuple[Queue, Events]:
     """The queue after round t, and what happens in the round.
 
-    A client begins in the free place. Then replies arrive, in order of time, and another client begins in the place of
-    each of them but the last.
+    A client begins in the free place. Then replies arrive, in order of time. The place of each is taken by another
+    client, except that of the last.
     """
     n, places = len(queue.order), len(queue.left)
     choice = engine.choice_and_key(seed, t)[0]
@@ -85,7 +85,7 @@ def one_round(queue: Queue, t: Array, buffer: int, once: bool, seed: Array, dura
         drawn = jax.random.randint(jax.random.fold_in(choice, k), (), least, n - places - done + 1, jnp.int32)
         other = jnp.where(drawn == 0, place, places - 1 + drawn)
         order = _swapped(order, place, other)
-        if once:  # who has begun in this round, and has replied, goes to the end, where nobody is drawn
+        if once:  # a client that has begun in this round, and has replied, goes to the end, where none is drawn
             out = queue.began[order[other]] == t
             done += out
             order = _swapped(order, other, jnp.where(out, n - done, other))

@@ -6,7 +6,7 @@ from typing import Any
 from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.simulation import asynchronous, debug, device
-from rookery.engines.streaming import staged
+from rookery.engines.streaming import remembered, staged
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Simulation(device.Settings):
             (TF32).
         remat: keep only the results of a loss's matrix products for its derivatives, and recompute the rest: less
             memory, more arithmetic.
+        memory: where what clients remember is kept. "device"; "host": the rows of the cohorts of several rounds travel
+            to the device and back together; "auto": on the host if it does not fit an accelerator beside the data.
     """
 
     def open(self, job: Job) -> Any:
@@ -45,6 +47,11 @@ class Simulation(device.Settings):
             self._check_asynchronous(job)
             return asynchronous.Session(engine.traced(job, False, self.convolutions), self)
         if job.clients.placement == "host":
+            if self.memory == "host":
+                raise ValueError(
+                    'Simulation: memory must be "device" for clients with placement="host"; got "host". Leave out one '
+                    "of the two."
+                )
             return staged.opened(job, self)
         if self.debug:
             return debug.Session(engine.traced(job, True, self.convolutions), self)
@@ -52,7 +59,9 @@ class Simulation(device.Settings):
             from rookery.engines.simulation import mesh  # its imports of JAX's multi-process tools take a while
 
             return mesh.Session(job, self)
-        return device.Session(engine.traced(job, False, self.convolutions), self)
+        traced = engine.traced(job, False, self.convolutions)
+        session = remembered.Session if remembered.chosen(traced, self) else device.Session
+        return session(traced, self)
 
     def _check_asynchronous(self, job: Job) -> None:
         if job.clock is None:
@@ -61,6 +70,8 @@ class Simulation(device.Settings):
             )
         if self.mesh is not None:
             raise ValueError(f"Simulation: mesh must be left out of an asynchronous run; got {self.mesh!r}.")
+        if self.memory == "host":
+            raise ValueError('Simulation: memory must be "device" in an asynchronous run; got "host". Leave it out.')
         if job.clients.placement == "host":
             raise ValueError(
                 "clients must have their rows on the device in an asynchronous run; got rows on the host. Leave out "

@@ -72,12 +72,13 @@ class Sweep:
         return program(traced.start.consts, self._data, self._rest, values, jnp.arange(count), self._start, *seeds)
 
     def advance(
-        self, values: Values, carries: Carry, ids: Any, begin: int, rounds: int
-    ) -> tuple[Carry, Bool[Array, " slots"], Bool[Array, " slots"]]:
+        self, values: Values, carries: Carry, ids: Any, begin: int, rounds: int, left: Any = ()
+    ) -> tuple[Carry, Bool[Array, " slots"], Bool[Array, " slots"], Any]:
         """Compute `rounds` more rounds for the candidates in the slots; `carries` is donated. See `_advance_some`."""
         traced = self._traced
         program = self._program("sweep", traced.round, _advance_some, self._draw, self._minimum, donate=(4,))
-        return program(traced.round.consts, self._data, self._rest, values, carries, ids, begin, rounds, traced.seed)
+        end = rounds, left, traced.seed
+        return program(traced.round.consts, self._data, self._rest, values, carries, ids, begin, *end)
 
     def candidate(self, carries: Carry, i: int) -> tuple[Any, Any]:
         """The state of candidate i and what its clients remember, on the first device of a mesh."""
@@ -146,10 +147,12 @@ def _start_all(
 
 def _advance_some(
     program: Program, devices: Mesh | None, draw: Draw, minimum: int, consts: Any, clients: Clients, rest: Any,
-    values: Values, carries: Carry, ids: Int[Array, " slots"], begin: Any, rounds: Any, seed: Array,
-) -> tuple[Carry, Bool[Array, " slots"], Bool[Array, " slots"]]:  # fmt: skip
+    values: Values, carries: Carry, ids: Int[Array, " slots"], begin: Any, rounds: Any, left: Any, seed: Array,
+) -> tuple[Carry, Bool[Array, " slots"], Bool[Array, " slots"], Any]:  # fmt: skip
     """Advance some candidates. Returns all carries, and by slot whether all rounds were finite and had enough replies.
 
+    `left` has the seconds of the clock that each slot may still use, or it is (). A slot stops before the round
+    that would take longer. The last result has by slot the seconds that are left, and how many rounds there were.
     `ids` says which candidate is in a slot; an empty slot has a number beyond the last. The candidates on a device
     share the draws of cohorts and minibatches. Other candidates, or another number of rounds, do not compile again.
     """
@@ -159,24 +162,32 @@ def _advance_some(
         consts: Any, clients: Clients, rest: Any, begin: Any, rounds: Any, seed: Array, values: Any, slots: Any
     ) -> Any:
         def one(value: Any, slot: Any, t: Any) -> Any:
-            carry, finite, replied = slot
+            carry, finite, replied, timed = slot
             traced = program, draw, consts, clients, rest | value
             ids, before, after, report = device.one_round(*traced, carry, t, seed)
-            carry = device.put(program, clients.n, carry, ids, before, after, True)
-            return carry, finite & jnp.all(report["finite"]), replied & (report["least"] >= minimum)
+            good: Any = True
+            if timed:
+                left, done = timed
+                seconds = jax.lax.bitcast_convert_type(report["seconds"], jnp.float32)
+                good = (done == t - begin) & (seconds <= left)
+                timed = left - jnp.where(good, seconds, 0), done + good
+            carry = device.put(program, clients.n, carry, ids, before, after, good)
+            finite &= jnp.all(report["finite"]) | ~jnp.asarray(good)
+            return carry, finite, replied & ((report["least"] >= minimum) | ~jnp.asarray(good)), timed
 
         body = lambda t, slots: jax.vmap(one, (0, 0, None))(values, slots, t)
         return jax.lax.fori_loop(begin, begin + rounds, body, slots)
 
     fine = jnp.ones(len(ids), bool)
-    slots = jax.tree.map(lambda a: a.at[ids].get(mode="clip"), carries), fine, fine
-    advanced, finite, replied = _divided(
+    timed = () if isinstance(left, tuple) else (jnp.asarray(left, jnp.float32), jnp.zeros(len(ids), jnp.int32))
+    slots = jax.tree.map(lambda a: a.at[ids].get(mode="clip"), carries), fine, fine, timed
+    advanced, finite, replied, timed = _divided(
         devices, some, (consts, clients, rest, begin, rounds, seed), _stacked(values), slots
     )
     carries = jax.tree.map(lambda a, b: a.at[ids].set(b, mode="drop"), carries, advanced)
     if devices is not None:
         carries = jax.lax.with_sharding_constraint(carries, NamedSharding(devices, _DIVIDED))
-    return carries, finite, replied
+    return carries, finite, replied, timed
 
 
 def _stacked(values: Values) -> Any:

@@ -12,6 +12,7 @@ import pandas as pd
 
 import rookery
 from rookery import report
+from rookery.base.printable import first_few
 from rookery.language.metrics import direction
 from rookery.report.html.sources import Claims, Source, read
 from rookery.run.evaluation import QUANTILES
@@ -63,7 +64,7 @@ def _title(sources: Sequence[Source], claims: Sequence[Claims]) -> str:
     """Name the reproductions and tasks."""
     tasks = [str(source.settings["task"]) for source in sources if source.settings.get("task")]
     names = list(dict.fromkeys([*(entry.name for entry in claims), *tasks]))
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") or "Runs"
+    return first_few(names) or "Runs"
 
 
 def payload(sources: Sequence[Source], claims: Sequence[Claims] = ()) -> dict[str, Any]:
@@ -93,6 +94,7 @@ _ACROSS = [
     {"name": "gradients", "label": "gradients", "kind": "count"},
     {"name": "products", "label": "Hessian- and Jacobian-vector products", "kind": "count"},
     {"name": "seconds", "label": "seconds", "kind": "seconds"},
+    {"name": "clock", "label": "simulated seconds", "kind": "seconds"},
     {"name": "epsilon", "label": "ε", "kind": None},
 ]
 
@@ -139,7 +141,7 @@ def higher_is_better(metric: str) -> bool | None:
 
 def _run(source: Source, line: int) -> dict[str, Any]:
     history = source.history
-    plain = ("round", "exchanges", "gradients", "products", "seconds", "epsilon")
+    plain = ("round", "exchanges", "gradients", "products", "seconds", "clock", "epsilon")
     columns = {name: history[name] for name in plain if name in history}
     for name, (up, down) in SUMS.items():
         if up in history and down in history:

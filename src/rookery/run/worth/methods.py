@@ -312,5 +312,5 @@ def _swept(
     carries = sweep.start({}, len(splits))
     given = {"split": jnp.asarray(splits, jnp.float32), "penalty": jnp.asarray(penalties, jnp.float32)}
     carries = carries._replace(state=carries.state._replace(y=carries.state.y | given))
-    carries, _, _ = sweep.advance({}, carries, jnp.arange(len(splits)), 0, _NODE_ROUNDS)
+    carries, *_ = sweep.advance({}, carries, jnp.arange(len(splits)), 0, _NODE_ROUNDS)
     return np.asarray(carries.state.y["model"], float), np.asarray(carries.state.x, float)
