@@ -9,7 +9,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rookery import report
@@ -18,7 +17,7 @@ from rookery.data.clients import Clients
 from rookery.experiments.channels import shared
 from rookery.experiments.machinery import Claims, Config, Experiment, Finding, Grid, Headline, description
 from rookery.experiments.machinery.claims import Lead, all_lead, lead
-from rookery.experiments.machinery.curves import curves, reached
+from rookery.experiments.machinery.curves import curves, reached, select
 from rookery.experiments.machinery.drawing import below
 from rookery.experiments.machinery.numbers import keyed
 from rookery.language.asynchronous import Asynchronous
@@ -383,25 +382,23 @@ LOOKS: dict[str, dict[str, Any]] = {
 def picture(results: pd.DataFrame, kind: str = ALIKE, metric: str = "accuracy", words: str = "accuracy") -> Figure:
     """A metric against the simulated seconds: a row for each task, a column for each method, a line for each mode."""
     columns = max(len(shared.among(results, "method", METHODS, task=task)) for task in TASKS)
-    fig, axes = report.figure(len(TASKS), columns, width=2.8 * columns, height=6.0)
-    until = end(results)
+    fig, axes = report.figure(len(TASKS), columns, width=2.8 * columns, height=6.4)
     for row, task in zip(axes, TASKS, strict=True):
         methods = shared.among(results, "method", METHODS, task=task)
         for ax in row[len(methods) :]:
             ax.set_visible(False)
-        own = results[(results["task"] == task) & (results["clients"] == kind) & (results["clock"] <= until)]
+        own = select(results, task=task, clients=kind)
         top = own.groupby(["run", "round"])[metric].mean().max()
         for ax, method in zip(row, methods, strict=False):
-            _panel(ax, own[own["method"] == method], metric)
-            ax.set_ylim(max(0.0, top - 0.25) if kind == ALIKE else 0.0, top + 0.02)
+            for mode in shared.among(own, "mode", tuple(LOOKS), method=method):
+                line = select(own, method=method, mode=mode)
+                report.band(ax, line[line["clock"] > 0], "clock", metric, label=mode, marker="", **LOOKS[mode])
+            ax.set_xscale("log")
+            ax.set_xlim(end(results) / 50, end(results))
+            ax.set_ylim(max(0.0, top - 0.25) if metric == "accuracy" and kind == ALIKE else 0.0, top + 0.02)
             report.label(ax, "simulated seconds", words if ax is row[0] else "", f"{method},\n{WORDS[task]}")
     below(fig, axes[0, 0], len(LOOKS))
     return fig
-
-
-def _panel(ax: Axes, own: pd.DataFrame, metric: str) -> None:
-    for mode in shared.among(own, "mode", tuple(LOOKS)):
-        report.band(ax, own[own["mode"] == mode], "clock", metric, label=mode, marker="", **LOOKS[mode])
 
 
 def faster(results: pd.DataFrame, task: str, method: str, mode: str) -> np.ndarray:
@@ -437,5 +434,5 @@ delay = Experiment(
     thinned=lambda results: results[
         ["run", "task", "method", "mode", "clients", "seed", "round", "seconds", "clock", "accuracy", "slow"]
         + ["auc"] * ("auc" in results)
-    ].round({"clock": 1}),
+    ].round({"clock": 1, "seconds": 1, "accuracy": 4, "slow": 4, "auc": 4}),
 )  # fmt: skip
