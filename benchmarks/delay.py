@@ -139,7 +139,7 @@ class Worker:
         if search is None:
             return
         (best,) = delay.GRID.best(search).values()
-        self._computed([delay.config(self._quick, key, kind, tuple(best.values()))])
+        self._computed(delay.reported(self._quick, key, kind, tuple(best.values())))
 
     def _computed(self, configs: Sequence[Config]) -> pd.DataFrame | None:
         """Where the runs end, after computing those that are missing; None if the time is up."""

@@ -26,8 +26,8 @@ import pytest
 
 import rookery as rk
 from rookery.base import content
-from rookery.engines import checkpoints
-from rookery.engines.checkpoints import Folder
+from rookery.engines import checkpoints, folders
+from rookery.engines.folders import Folder
 
 ENGINES = [rk.Simulation(), rk.Federation()]
 on_both = pytest.mark.parametrize("engine", ENGINES, ids=["simulation", "federation"])
@@ -546,9 +546,9 @@ KILLED = """
     import sys
     import jax.numpy as jnp, numpy as np
     import rookery as rk
-    from rookery.engines import checkpoints
+    from rookery.engines import checkpoints, folders
 
-    checkpoints.SHARE, checkpoints.Folder.busy = 1e9, lambda self: False
+    checkpoints.SHARE, folders.Folder.busy = 1e9, lambda self: False
     rows = np.random.default_rng(0).normal(size=(2, 1, 500_000))
     given = dict(problem=rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2)), clients=rk.Clients(upper=list(rows)),
                  algorithm=rk.FedAvg(step=0.1), init=np.zeros(500_000), every=1)
@@ -848,7 +848,7 @@ def crowd(method: Any = DITTO, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "APART", 1)
+    monkeypatch.setattr(folders, "APART", 1)
 
 
 def written(folder: Path) -> dict[int, tuple[int, int | None]]:
@@ -874,12 +874,12 @@ def test_rows_that_changed(cohort: int, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_apart")
 def test_all_rows_are_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once as many rows have been written as there are, or the chain of rounds is long; older rounds are deleted."""
-    monkeypatch.setattr(checkpoints, "_CHAIN", 4)
+    monkeypatch.setattr(folders, "_CHAIN", 4)
     rk.solve(**crowd(), checkpoint=tmp_path / "run")
     assert written(tmp_path / "run") == {5: (40, None), 6: (3, 5), 7: (3, 6), 8: (3, 7), 9: (40, None)}
     rk.solve(**crowd(cohort=15, rounds=4), checkpoint=tmp_path / "many")  # 15 + 15 rows, and 15 would be more than 40
     assert written(tmp_path / "many") == {1: (40, None), 2: (15, 1), 3: (15, 2), 4: (40, None)}
-    monkeypatch.setattr(checkpoints, "APART", 10**9)  # another version's choice: all in one again
+    monkeypatch.setattr(folders, "APART", 10**9)  # another version's choice: all in one again
     same(rk.solve(**crowd(rounds=11), checkpoint=tmp_path / "run"), rk.solve(**crowd(rounds=11)))
     assert saved(tmp_path / "run") == ["round_10", "round_11"]
 
@@ -931,7 +931,7 @@ def test_another_number_of_devices(tmp_path: Path) -> None:
         import sys
         import jax, jax.numpy as jnp, numpy as np
         from jax.sharding import NamedSharding, PartitionSpec as P
-        from rookery.engines.checkpoints import Folder
+        from rookery.engines.folders import Folder
 
         def over(count):
             return NamedSharding(jax.make_mesh((count,), ("d",), devices=jax.devices()[:count]), P("d"))

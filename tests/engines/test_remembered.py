@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import rookery as rk
-from rookery.engines import checkpoints
+from rookery.engines import checkpoints, folders
 from rookery.engines.streaming import remembered
 
 SIZES = [1 + i % 4 for i in range(60)]
@@ -115,15 +115,15 @@ def _job(**more: Any) -> Any:
 def test_a_run_is_continued_on_either(first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With all rows in one array, and with changed rows alone."""
     monkeypatch.setattr(checkpoints, "SHARE", 1e9)
-    monkeypatch.setattr(checkpoints.Folder, "busy", lambda self: False)
-    monkeypatch.setattr(checkpoints, "APART", 1)
+    monkeypatch.setattr(folders.Folder, "busy", lambda self: False)
+    monkeypatch.setattr(folders, "APART", 1)
     other = {"device": "host", "host": "device"}[first]
     whole = rk.solve(**GIVEN)
     for after in (6, 9):  # stopped after 6 rounds, and then complete
         engine = rk.Simulation(memory=first if after == 6 else other)
         stop = [lambda run, after=after: run.rounds >= after]
         run = rk.solve(**GIVEN, engine=engine, checkpoint=tmp_path / "run", callbacks=stop)
-    assert checkpoints.Folder(tmp_path / "run").header(9)["apart"]["since"] == 6
+    assert folders.Folder(tmp_path / "run").header(9)["apart"]["since"] == 6
     compare(whole, run)
 
 

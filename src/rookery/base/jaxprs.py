@@ -157,6 +157,11 @@ class LoopBody:
         aux = jax.tree.unflatten(jax.tree.structure(self.aux), out[self._count :])
         return jax.tree.unflatten(self._structure, out[: self._count]), aux
 
+    def prune(self) -> None:
+        """Remove dead code, such as keys that nothing is drawn from, which would be compiled before it is dropped."""
+        pruned, _ = prune(self.jaxpr)
+        self.jaxpr = part(pruned, pruned.eqns, self.jaxpr.invars, pruned.outvars)
+
     def constants_of_aux(self) -> Any | None:
         """The aux if it is the same in every turn; else None."""
         jaxpr, used = prune(self.jaxpr, [False] * self._count + [True] * (len(self.jaxpr.outvars) - self._count))

@@ -17,8 +17,9 @@ from rookery.base.processes import Processes
 from rookery.base.programs import Programs
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
-from rookery.engines.checkpoints import ByClient, Keepers
+from rookery.engines.checkpoints import Keepers
 from rookery.engines.checks import check_features, check_means, check_measure, check_whole_batches
+from rookery.engines.folders import ByClient
 from rookery.language import channel as channels
 from rookery.language import hyperparameters
 from rookery.language.asynchronous import Asynchronous

@@ -1,5 +1,6 @@
 """The interpreter, which evaluates a plan for a cohort in this process, vectorised and under a trace."""
 
+import functools
 import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -89,15 +90,11 @@ class Interpreter(Visitor[Any]):
     @property
     def work(self) -> Any:
         """The work of all clients: see `ledger.worked`."""
-        total = jnp.asarray(ledger.NO_WORK)
         by_size: dict[int, list[Any]] = {}
         for counts in self._worked_here:
             by_size.setdefault(len(counts), []).append(counts)
-        for same_size in by_size.values():
-            total = ledger.add(total, self._total_work(jnp.stack(same_size)))
-        for done in self._worked_in_loops:
-            total = ledger.add(total, done)
-        return total
+        done = [self._total_work(jnp.stack(same_size)) for same_size in by_size.values()] + self._worked_in_loops
+        return functools.reduce(ledger.add, done) if done else jnp.asarray(ledger.NO_WORK)
 
     def _total_work(self, counts: Any) -> Any:
         """The work of all clients in several functions, from a row of counts for each client."""

@@ -40,9 +40,7 @@ def wide_row(counts: Sequence[Any]) -> Wide:
 @jax.jit
 def add(a: Wide, b: Wide) -> Wide:
     """a + b."""
-    words = a + b
-    carried = (words[:1] < a[:1]).astype(jnp.uint32)
-    return words + lax.pad(carried, np.uint32(0), [(1, 0, 0), *[(0, 0, 0)] * (a.ndim - 1)])
+    return _joined(*_plus(a, b))
 
 
 @jax.jit
@@ -50,39 +48,52 @@ def times(a: Wide, n: Any) -> Wide:
     """n·a, for an integer n of at least 0 and below 2³²."""
     n = jnp.asarray(n).astype(jnp.uint32)
     half, mask = np.uint32(16), np.uint32(0xFFFF)
-    (a0, a1), (n0, n1) = (a[0] & mask, a[0] >> half), (n & mask, n >> half)
-    middle = a0 * n1
-    first = add(wide(a0 * n0), jnp.stack([middle << half, middle >> half]))
-    other = a1 * n0
-    first = add(first, jnp.stack([other << half, other >> half]))
-    return jnp.stack([first[0], first[1] + a1 * n1 + a[1] * n])
+    low, high = a
+    (a0, a1), (n0, n1) = (low & mask, low >> half), (n & mask, n >> half)
+    first = a1 * n0 + (a0 * n0 >> half)
+    second = a0 * n1 + (first & mask)
+    return _joined(low * n, a1 * n1 + (first >> half) + (second >> half) + high * n)
 
 
 @jax.jit
 def total(a: UInt[Array, "rows 2 k"]) -> UInt[Array, "2 k"]:
     """The sum over the rows of wide numbers."""
-
-    def plus(a: Any, b: Any) -> Any:
-        low = a[0] + b[0]
-        return low, a[1] + b[1] + (low < a[0]).astype(jnp.uint32)
-
-    return jnp.stack(lax.reduce((a[:, 0], a[:, 1]), (np.uint32(0), np.uint32(0)), plus, [0]))
+    return _joined(*lax.reduce((a[:, 0], a[:, 1]), _ZERO, _plus, [0]))
 
 
 def largest(a: UInt[Array, "maps rows 2"]) -> UInt[Array, "maps 2"]:
     """The largest wide number of each map."""
-    high = jnp.max(a[..., 1], axis=1)
-    low = jnp.max(jnp.where(a[..., 1] == high[:, None], a[..., 0], 0), axis=1)
-    return jnp.stack([low, high], axis=-1)
+    return jnp.stack(lax.reduce((a[..., 0], a[..., 1]), _ZERO, _larger, [1]), axis=-1)
 
 
 @jax.jit
 def worked(counts: UInt[Array, "maps rows 2 4"]) -> UInt[Array, "2 5"]:
     """The work of clients in several maps: the sums in the order of WORK, then the samples of each map's busiest
     client, added up."""
-    samples = jnp.moveaxis(add(jnp.moveaxis(counts[..., 0], -1, 0), jnp.moveaxis(counts[..., 1], -1, 0)), 0, -1)
-    busiest = total(largest(samples)[:, :, None])
-    return jnp.concatenate([total(counts.reshape(-1, 2, counts.shape[-1])), busiest], axis=1)
+    low, high = counts[..., 0, :], counts[..., 1, :]
+    samples = _plus((low[..., 0], high[..., 0]), (low[..., 1], high[..., 1]))
+    busiest = lax.reduce(lax.reduce(samples, _ZERO, _larger, [1]), _ZERO, _plus, [0])
+    sums = lax.reduce((low, high), _ZERO, _plus, [0, 1])
+    return _joined(*(lax.concatenate([s, lax.expand_dims(b, [0])], 0) for s, b in zip(sums, busiest, strict=True)))
+
+
+# With the two words apart. They are joined once, at the end, because XLA fuses little with a concatenation.
+
+_ZERO = np.uint32(0), np.uint32(0)
+
+
+def _joined(low: Array, high: Array) -> Wide:
+    return lax.concatenate([lax.expand_dims(low, [0]), lax.expand_dims(high, [0])], 0)
+
+
+def _plus(a: Any, b: Any) -> tuple[Array, Array]:
+    low = a[0] + b[0]
+    return low, a[1] + b[1] + (low < a[0]).astype(jnp.uint32)
+
+
+def _larger(a: Any, b: Any) -> tuple[Array, Array]:
+    first = (a[1] > b[1]) | ((a[1] == b[1]) & (a[0] > b[0]))
+    return lax.select(first, a[0], b[0]), lax.select(first, a[1], b[1])
 
 
 NO_WORK = np.zeros((2, len(WORK) + 1), np.uint32)

@@ -11,10 +11,10 @@ import numpy as np
 from rookery.base.printable import printable
 from rookery.base.processes import ONE_PROCESS
 from rookery.engines import engine
-from rookery.engines.checkpoints import Folder
 from rookery.engines.engine import Stopped
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.site import Site
+from rookery.engines.folders import Folder
 from rookery.language.channel import is_private
 from rookery.language.ledger import Amounts
 from rookery.plan import trace as plan

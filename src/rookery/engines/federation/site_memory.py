@@ -8,8 +8,8 @@ something new to remember.
 from collections.abc import Callable
 from typing import Any
 
-from rookery.engines.checkpoints import Folder
 from rookery.engines.federation.store import Memory, Moment, Store, Version
+from rookery.engines.folders import Folder
 
 
 def _after(rounds: int) -> Moment:

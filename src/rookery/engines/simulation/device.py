@@ -16,8 +16,8 @@ from rookery.base.processes import ONE_PROCESS, Processes
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
 from rookery.engines import engine
-from rookery.engines.checkpoints import ByClient
 from rookery.engines.engine import Stopped
+from rookery.engines.folders import ByClient
 from rookery.engines.interpreter import Block, Fitting, Interpreter
 from rookery.engines.simulation.memory import ADVICE, MemoryEstimate, MemoryLimitError, memory_of, readable
 from rookery.language import ledger
@@ -423,13 +423,13 @@ def repeated(one: Callable[[Any, Any], Any], limit: int, together: int, carry: A
 
     going = lambda progress: (progress[0] < rounds) & progress[1][0]
     state: Any = (rounds > 0, carry)
+    turn = jaxprs.LoopBody(one, state)
+    state, report = turn.carry, turn.aux
     if together == 1 or limit == 1:
-        once = jax.jit(one)  # traced once, for shapes and loop
-        report = jax.eval_shape(once, begin, state)[1]
-        some = lambda progress: recorded(progress, once(*progress[:2]))
+        turn.prune()
+        some = lambda progress: recorded(progress, turn(*progress[:2]))
     else:
-        turn = jaxprs.LoopBody(one, state)
-        ahead, state, report = turn.ahead(), turn.carry, turn.aux
+        ahead = turn.ahead()
 
         def some(progress: Any) -> Any:
             first = progress[0]

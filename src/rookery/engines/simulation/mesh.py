@@ -21,8 +21,8 @@ from rookery.base.jaxprs import digest, is_key
 from rookery.base.processes import ONE_PROCESS, HostError, Processes
 from rookery.data.clients import Clients
 from rookery.engines import engine
-from rookery.engines.checkpoints import Padded
 from rookery.engines.engine import Job
+from rookery.engines.folders import Padded
 from rookery.engines.interpreter import Block, Interpreter, Mapped, is_within, weighted_sum
 from rookery.engines.simulation import device
 from rookery.engines.simulation.division import AXIS, DIVIDED, EVERYWHERE, Division, mesh_of, undivided_shapes

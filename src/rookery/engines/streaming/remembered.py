@@ -16,7 +16,7 @@ from rookery.data.cohort import Draw
 from rookery.engines import engine
 from rookery.engines.simulation import device
 from rookery.engines.simulation.memory import readable
-from rookery.engines.streaming.staged import Cohorts
+from rookery.engines.streaming.cohorts import Cohorts
 from rookery.language import ledger
 from rookery.language.ledger import Amounts
 from rookery.plan.calls import MapCall

@@ -26,6 +26,7 @@ from rookery.engines.engine import Job
 from rookery.engines.simulation import device
 from rookery.engines.simulation.device import Program
 from rookery.engines.streaming import fetched
+from rookery.engines.streaming.cohorts import Cohorts
 from rookery.engines.streaming.pool import Pool, Prefetch
 from rookery.engines.streaming.stage import Piece, Stage, stage_for
 from rookery.language.ledger import Amounts
@@ -34,8 +35,6 @@ from rookery.plan.trace import Carry
 BYTES: int | None = None  # of device memory for rows; None: half of what is free, or 2**28 if that is unknown
 TOGETHER = 2**25  # bytes that rounds prefetched together may need, beyond the first of them
 _SHARE = 8  # rounds that replace more than this part of the stage are not prefetched together: others could not stay
-_AHEAD = 256  # rounds whose cohorts are drawn in one call
-_DRAWN = 2**24  # numbers that such a call may need
 
 Incoming = Future[tuple[Prefetch, list[Piece]]]
 
@@ -198,36 +197,3 @@ def _read(pool: Pool, stage: Stage, t: int, most: int, enough: int) -> tuple[Pre
     """Schedule the rounds from t on and read their rows. It runs in a thread without JAX's thread-local settings."""
     prefetch = pool.prefetch(t, most, enough)
     return prefetch, stage.read(prefetch.moves)
-
-
-class Cohorts:
-    """The cohorts of the next rounds, `ahead` rounds in a call: drawn in the session's thread, used in any."""
-
-    def __init__(self, seed: Array, n: int, draw: Draw, ahead: int = _AHEAD) -> None:
-        cohort = draw.places
-        numbers = cohort**2 if cohort <= 2048 and 8 * cohort <= n else n  # of a draw: see `sample_cohort`
-        batch = max(1, min(ahead, _DRAWN // numbers))
-
-        def several(seed: Array, noise: Any, begin: Array) -> Array:
-            ids = lambda t: engine.round_keys(seed, t, n, draw, noise).ids
-            return jax.lax.map(ids, begin + jnp.arange(ahead, dtype=jnp.int32), batch_size=batch)
-
-        self._draw = engine.PROGRAMS.find(("cohorts", n, draw, ahead), lambda: jax.jit(several))
-        self._seed, self._ahead = seed, ahead
-        self.noise: Any = ()  # see `engine.noise_root`
-        self.restart(0)
-
-    def restart(self, t: int) -> None:
-        """Continue with round t. The reading thread must be idle."""
-        self._drawn: dict[int, Any] = {}
-        self._end = t
-
-    def reach(self, t: int) -> None:
-        """Draw the cohorts of all rounds before t, at least."""
-        while self._end < t:
-            self._drawn[self._end] = self._draw(self._seed, self.noise, jnp.int32(self._end))
-            self._end += self._ahead
-
-    def __call__(self, t: int) -> np.ndarray:
-        """The cohorts of rounds t, t + 1, …, one row per round."""
-        return np.asarray(self._drawn.pop(t))

@@ -42,6 +42,7 @@ WORDS = shared.TASKS
 METHODS = ("FedBiO", "SimFBO", "ASFBO", "FedNest", "LFedNest", "FedAvg")
 SEVERAL = ("FedNest", "LFedNest")  # methods with more than one exchange in a round
 SYNCHRONOUS, OVER, LATE = MODES = ("synchronous", "over-selected", "asynchronous")
+EVEN = "asynchronous, staleness 0"  # where clients are unlike, with the steps of LATE
 ALIKE, UNLIKE = KINDS = ("alike", "unlike")
 CHOSEN = keyed(Path(__file__).with_name("chosen.csv"), 4)  # the steps by task, method, mode and kind of clients
 EVALUATIONS = 40
@@ -157,10 +158,19 @@ def config(quick: bool, key: Key, kind: str, steps: Sequence[float], **changes: 
     ).but(**changes)
 
 
+def reported(quick: bool, key: Key, kind: str, steps: Sequence[float]) -> list[Config]:
+    """The runs of a method with these steps."""
+    own = config(quick, key, kind, steps)
+    if key[2] != LATE or kind != UNLIKE:
+        return [own]
+    even = replace(own.asynchronous, staleness=0.0)
+    return [own, own.but(name=f"{own.name}, staleness 0", labels={**own.labels, "mode": EVEN}, asynchronous=even)]
+
+
 def runs(quick: bool) -> list[Config]:
     """Every method in every mode, with both kinds of clients."""
     steps = lambda *labels: (0.1, 0.1) if quick else CHOSEN[labels]
-    return [config(quick, key, kind, steps(*key, kind)) for key in keys(quick) for kind in KINDS]
+    return [c for key in keys(quick) for kind in KINDS for c in reported(quick, key, kind, steps(*key, kind))]
 
 
 # The search: twelve pairs of steps for each method, mode and kind, of which FedAvg has only the lower one.
@@ -205,11 +215,15 @@ def at(results: pd.DataFrame, key: Key, share: float = 1.0, kind: str = ALIKE, m
     """A metric after this share of the seconds, averaged over the last fifth of them, for each seed; 0 for NaN."""
     until = share * end(results)
     found = []
-    for curve in curves(results, metric, "clock", run=shared.run_name(*key, kind)):
+    for curve in curves(results, metric, "clock", **_labels(key, kind)):
         before = curve[curve.index <= until]
         late = before[before.index > 0.8 * until]
         found.append(float((late if len(late) else before.tail(1)).mean()))
     return np.nan_to_num(np.array(found), nan=0.0)
+
+
+def _labels(key: Key, kind: str) -> dict[str, str]:
+    return dict(zip(("task", "method", "mode", "clients"), (*key, kind), strict=True))
 
 
 def run_keys(results: pd.DataFrame, mode: str, task: str | None = None, nested: bool = False) -> list[Key]:
@@ -231,7 +245,7 @@ def ahead(
 
 def lengths(results: pd.DataFrame, key: Key) -> np.ndarray:
     """The seconds of a round, for each seed."""
-    own = curves(results, "clock", run=shared.run_name(*key, ALIKE))
+    own = curves(results, "clock", **_labels(key, ALIKE))
     return np.array([float(c.iloc[-1] / c.index[-1]) for c in own])
 
 
@@ -346,12 +360,21 @@ def slow_weights_stay(results: pd.DataFrame) -> Finding:
     return all_lead({m: lead(of(m, SYNCHRONOUS), of(m, OVER)) for _, m, _ in run_keys(results, OVER, CLEAN)})
 
 
+@claim(
+    "Where the slow clients hold the labels 7 to 9, asynchronous rounds in which replies count alike (staleness 0) end "
+    "higher on these labels than the others (staleness .5), every method."
+)
+def stale_replies_matter(results: pd.DataFrame) -> Finding:
+    return all_lead(ahead(results, EVEN, LATE, 1.0, kind=UNLIKE, metric="slow"))
+
+
 # The pictures.
 
 LOOKS: dict[str, dict[str, Any]] = {
     SYNCHRONOUS: {"color": report.BLACK, "linestyle": "--"},
     OVER: {"color": report.ORANGE, "linestyle": "-"},
     LATE: {"color": report.BLUE, "linestyle": "-"},
+    EVEN: {"color": report.SKY, "linestyle": "--"},
 }
 
 
@@ -370,19 +393,19 @@ def picture(results: pd.DataFrame, kind: str = ALIKE, metric: str = "accuracy", 
             _panel(ax, own[own["method"] == method], metric)
             ax.set_ylim(max(0.0, top - 0.25) if kind == ALIKE else 0.0, top + 0.02)
             report.label(ax, "simulated seconds", words if ax is row[0] else "", f"{method},\n{WORDS[task]}")
-    below(fig, axes[0, 0], len(MODES))
+    below(fig, axes[0, 0], len(LOOKS))
     return fig
 
 
 def _panel(ax: Axes, own: pd.DataFrame, metric: str) -> None:
-    for mode in shared.among(own, "mode", MODES):
+    for mode in shared.among(own, "mode", tuple(LOOKS)):
         report.band(ax, own[own["mode"] == mode], "clock", metric, label=mode, marker="", **LOOKS[mode])
 
 
 def faster(results: pd.DataFrame, task: str, method: str, mode: str) -> np.ndarray:
     """How many times sooner a mode first reaches what synchronous rounds reach at the end; 0: not in time."""
     until, level = end(results), at(results, (task, method, SYNCHRONOUS))
-    own = curves(results, "accuracy", "clock", run=shared.run_name(task, method, mode, ALIKE))
+    own = curves(results, "accuracy", "clock", **_labels((task, method, mode), ALIKE))
     return np.array([until / reached(c[c.index <= until], goal) for c, goal in zip(own, level, strict=True)])
 
 
