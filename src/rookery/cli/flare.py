@@ -91,7 +91,7 @@ def submit(
     name = run or f"{re.sub(r'[^A-Za-z0-9]+', '-', task).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     privacy = Privacy(private, delta, clip, noise, unit, poisson)
     privacy.channel  # noqa: B018  raises for options that do not belong together
-    late = {"asynchronous": asynchronous, "staleness": staleness, "oldest": oldest}
+    late: dict[str, Any] = {"asynchronous": asynchronous, "staleness": staleness, "oldest": oldest}
     Speeds(**late).solve_options()  # the same
     options: dict[str, Any] = {
         "task": task, "algorithm": algorithm, "set": settings or [], "rounds": rounds, "cohort": cohort,
@@ -222,10 +222,12 @@ def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nv
         privacy = Privacy.read(options)
         request = privacy.fit(resolve(options["task"], options["algorithm"], task_options))
         numbers = {name: options[name] for name in ("rounds", "cohort", "every", "seed")}
-        speeds = Speeds(**{name: options.get(name) for name in ("asynchronous", "staleness", "oldest")})
+        late: dict[str, Any] = {name: options.get(name) for name in ("asynchronous", "staleness", "oldest")}
         execute(
             request,
-            RunOptions(**numbers, out=folder, resume=folder.exists(), quiet=True, privacy=privacy, speeds=speeds),
+            RunOptions(
+                **numbers, out=folder, resume=folder.exists(), quiet=True, privacy=privacy, speeds=Speeds(**late)
+            ),
             {name: options[name] for name in ("minimum", "deadline", "patience")},
             command="flare submit",
             engine=rk.Federation(
