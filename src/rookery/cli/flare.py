@@ -25,6 +25,7 @@ from rookery.cli.request import TaskOptions, resolve
 from rookery.cli.run_folder import locked
 from rookery.cli.serve import study_of
 from rookery.cli.site import fitting, read_module
+from rookery.cli.speeds import Speeds
 from rookery.cli.terminal import complain, locating_errors, show, writable
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ def submit(
     minimum: opt.Minimum = None,
     deadline: opt.Deadline = 300.0,
     patience: opt.Patience = None,
+    asynchronous: opt.Asynchronous = None,
+    staleness: opt.Staleness = None,
+    oldest: opt.Oldest = None,
     private: opt.Private = None,
     delta: opt.Delta = None,
     unit: opt.Unit = None,
@@ -87,10 +91,12 @@ def submit(
     name = run or f"{re.sub(r'[^A-Za-z0-9]+', '-', task).strip('-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     privacy = Privacy(private, delta, clip, noise, unit, poisson)
     privacy.channel  # noqa: B018  raises for options that do not belong together
+    late: dict[str, Any] = {"asynchronous": asynchronous, "staleness": staleness, "oldest": oldest}
+    Speeds(**late).solve_options()  # the same
     options: dict[str, Any] = {
         "task": task, "algorithm": algorithm, "set": settings or [], "rounds": rounds, "cohort": cohort,
         "seed": seed, "every": every, "run": check_name(name), "minimum": minimum, "deadline": deadline,
-        "patience": patience, "allow_other_study": allow_other_study, **privacy.recorded,
+        "patience": patience, "allow_other_study": allow_other_study, **late, **privacy.recorded,
     }  # fmt: skip
     _check_files(options)
     logging.basicConfig(handlers=[logging.NullHandler()])  # hides the log of FLARE's client
@@ -216,9 +222,12 @@ def coordinate(options: dict[str, Any], calls: nvflare.Calls, out: Path, own: nv
         privacy = Privacy.read(options)
         request = privacy.fit(resolve(options["task"], options["algorithm"], task_options))
         numbers = {name: options[name] for name in ("rounds", "cohort", "every", "seed")}
+        late: dict[str, Any] = {name: options.get(name) for name in ("asynchronous", "staleness", "oldest")}
         execute(
             request,
-            RunOptions(**numbers, out=folder, resume=folder.exists(), quiet=True, privacy=privacy),
+            RunOptions(
+                **numbers, out=folder, resume=folder.exists(), quiet=True, privacy=privacy, speeds=Speeds(**late)
+            ),
             {name: options[name] for name in ("minimum", "deadline", "patience")},
             command="flare submit",
             engine=rk.Federation(

@@ -410,3 +410,32 @@ def in_threads(what: Job, address: str, names: tuple[str, ...]) -> Iterator[list
     for thread in threads:
         thread.join(SECONDS)
         assert not thread.is_alive()
+
+
+# --------------------------------------------------------------------------------------------------- sites of any speed
+
+
+@functools.cache
+def with_a_common_minimiser(asynchronous: Any = None) -> Job:
+    """Local steps of four clients whose losses differ, and have the same minimiser, 1."""
+    problem = rk.SingleLevel(lambda x, rows: rows["a"].mean() * ((x - 1) ** 2).sum() / 2)
+    clients = rk.Clients(upper=[{"a": np.full(2, a)} for a in (0.7, 1.0, 1.3, 0.8)])
+    start = start_values(problem, clients, np.full(3, 5.0))
+    return Job(problem, clients, rk.FedAvg(step=0.3, local_steps=3), start, 4, asynchronous=asynchronous)
+
+
+def paced_site(i: int, address: str, seconds: float, asynchronous: Any, cache: str, log: str) -> None:
+    """A process that joins a run, and takes so many seconds for its part of a round."""
+    prepared(cache, log)
+    what = with_a_common_minimiser(asynchronous)
+    responder = Responder(f"site-{i}", study_of(what, i))
+
+    def handle(message: bytes) -> bytes:
+        header, _ = wire.decode(message)
+        if header.get("do") == "work" and header["phase"] == 1:
+            time.sleep(seconds)
+        return bytes(responder.handle(message))
+
+    grpc_site.join(handle, lambda: responder.done, responder.name, address, None, print, patience=SECONDS)
+    assert responder.done
+    assert not responder.reason, responder.reason

@@ -2,12 +2,17 @@
 
 import dataclasses
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from tests.engines.federation.processes import FORK, SECONDS, paced_site, server, with_a_common_minimiser
 from tests.engines.federation.studies import responders, without_data
 from tests.golden import quadratics as q
 
@@ -24,6 +29,7 @@ from rookery.engines.federation.policy import Policy, PolicyGuard
 from rookery.engines.federation.session import Session
 from rookery.engines.federation.transports import Event
 from rookery.engines.federation.transports.memory import Memory
+from rookery.engines.federation.transports.nvflare import Calls
 from rookery.language.ledger import Ledger
 
 N, BUFFER, ROUNDS = q.N_CLIENTS, 2, 8
@@ -198,9 +204,29 @@ def test_fedbio() -> None:
 CHANNELS = {"plain": None, "compressed": rk.chain(rk.clip(0.5), rk.quantize(8))}
 
 
-@pytest.mark.parametrize("channel", ["plain", pytest.param("compressed", marks=pytest.mark.slow)])
+def test_a_site_that_begins_twice_with_one_model_draws_anew() -> None:
+    class Tapped(Paced):
+        def send(self, site: int, message: Any) -> None:
+            super().send(site, message)
+            if site == 2:
+                sent.append(wire.decode(message)[1])
+
+    sent: list[Any] = []
+    what = dataclasses.replace(averaging(), algorithm=rk.FedAvg(step=0.2, batch_size=1))
+    played(what, kind=Tapped, rounds=2)
+    first, second, later = sent[-3:]
+    np.testing.assert_array_equal(first[1], START)
+    np.testing.assert_array_equal(second[1], START)
+    assert not np.array_equal(later[1], START)
+    key = engine_of.choice_and_key(jax.random.key(4), 0)[1]
+    for again, found in ((key, first[-1]), (jax.random.fold_in(key, 1), second[-1])):
+        np.testing.assert_array_equal(found, jax.random.key_data(jax.random.fold_in(again, 2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channel", CHANNELS)
 def test_the_same_as_in_simulation(channel: str) -> None:
-    """With minibatches: a site that begins twice with one model draws anew. In one process, sites take turns."""
+    """With minibatches and, in one process, sites that take turns. The quick tests are those against NumPy."""
     given: dict[str, Any] = {
         "rounds": 7, "seed": 3, "channel": CHANNELS[channel], "asynchronous": rk.Asynchronous(3, 1.0),
         "noise_seed": None if channel == "plain" else 5, "progress": False,
@@ -426,3 +452,63 @@ def test_a_site_answers_no_more_different_requests_in_a_round_than_the_round_has
     answers = [ask(value) for value in (1.0, 2.0, 2.0, 1.0, 3.0)]
     assert [answer["answer"] for answer in answers] == ["value"] * 4 + ["refused"]
     assert "more often than in the plan" in answers[-1]["why"]
+
+
+@pytest.mark.slow
+def test_one_of_four_processes_is_ten_times_slower(tmp_path: Path) -> None:
+    """At equal replies the run is at least four times as fast. Without real time: `test_fedavg`."""
+
+    def timed(asynchronous: Any, rounds: int) -> tuple[float, Any, Any]:
+        what = with_a_common_minimiser(asynchronous)
+        transport = server(tuple(f"site-{i}" for i in range(4)))
+        given = asynchronous, str(tmp_path / "jax"), str(tmp_path / "log")
+        processes = [
+            FORK.Process(target=paced_site, args=(i, transport.address, 3.0 if i == 3 else 0.3, *given), daemon=True)
+            for i in range(4)
+        ]
+        for process in processes:
+            process.start()
+        session: Any = rk.Federation(transport=transport, patience=SECONDS).open(without_data(what))
+        try:
+            session.init()
+            begun = time.monotonic()
+            costs = session.advance(rounds)
+            seconds, state = time.monotonic() - begun, session.state
+        finally:
+            session.close()
+        for process in processes:
+            process.join(SECONDS)
+            assert process.exitcode == 0, (tmp_path / "log").read_text()
+        return seconds, state, costs
+
+    together, state, _ = timed(None, 14)
+    alone, late_state, costs = timed(rk.Asynchronous(buffer=2), 28)
+    assert len(costs) == 28
+    assert max(cost.staleness for cost in costs) > 4
+    assert np.abs(state.x - 1).max() < 1e-3
+    assert np.abs(late_state.x - 1).max() < 0.01 * 4, "less than 1% of the distance at the start"
+    assert together > 4 * alone, (together, alone)
+
+
+def test_over_calls_of_flares_sites() -> None:
+    def proxy(i: int) -> Any:
+        def ask(message: bytes) -> bytes:
+            header, _ = wire.decode(message)
+            slow = i == 3 and header["do"] == "work" and header["phase"] == 1
+            time.sleep(0.3 if slow else 0)
+            return bytes(own[i].handle(message))
+
+        return lambda timeout: SimpleNamespace(ask=ask)
+
+    own = responders(what := averaging())
+    calls = Calls([site.name for site in own], {site.name: proxy(i) for i, site in enumerate(own)}, 30.0)
+    session: Any = rk.Federation(transport=calls).open(without_data(what))
+    session.init()
+    late = []
+    while max(late, default=0) < 3 and session.rounds < 1000:  # until the slow site's first reply is counted
+        (cost,) = session.advance(1)
+        late.append(cost.staleness)
+    assert max(late) >= 3
+    assert [record.replies > 1 for record in session.coordinator.links.records] == [True] * N
+    session.close()
+    assert all(site.done and not site.reason for site in own)
