@@ -24,6 +24,7 @@ from rookery.engines.federation import wire
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.federation import _sites
+from rookery.engines.federation.in_words import in_words_for_a_site as in_words
 from rookery.engines.federation.links import Links
 from rookery.engines.federation.policy import Policy, PolicyGuard
 from rookery.engines.federation.session import Session
@@ -170,8 +171,10 @@ def assert_same(expected: Iterator[tuple[State, float]], states: list[Any], late
 @pytest.mark.parametrize("how", [{}, {"staleness": 0.0}, {"oldest": 3}], ids=["by staleness", "alike", "recent"])
 def test_fedavg(how: dict[str, Any]) -> None:
     order, what = SLOW if how else ORDER, averaging(**how)
-    own = None if how else responders(what)
+    seen: list[Any] = []
+    own = None if how else responders(what, guard=lambda i: seen.append)
     states, late, session = played(what, order, own=own)
+    assert how or "which ends after 2 replies, each client that is ready" in " ".join(in_words(seen[0]).split())
     settings = how.get("staleness", 0.5), how.get("oldest", np.inf)
     step = lambda state, moved: (state[0] + moved[0],)
     assert_same(fedbuff((START,), steps_of_averaging, step, order, *settings), states, late, "x")
@@ -344,6 +347,22 @@ def test_a_reply_to_a_request_that_is_lost_is_dropped() -> None:
     assert session.coordinator.links.dropped == 1
 
 
+def test_a_reply_after_the_deadline_counts_like_any_other() -> None:
+    def dawdles(count: int, transport: Paced) -> None:
+        if count == 5 and not told:
+            time.sleep(0.2)  # now all sites that are at work are late
+
+    told: list[str] = []
+    session = opened(
+        averaging(), lambda sites: Paced(sites, ORDER, dawdles), deadline=0.2, patience=30.0, tell=told.append
+    )
+    session.init()
+    session.advance(ROUNDS)
+    assert "site-3 has not replied in 0.2 s." in told
+    assert told[-1] == "The run goes on."
+    np.testing.assert_array_equal(session.state.x, played(averaging())[0][-1].x)
+
+
 def test_with_too_few_sites_the_run_pauses() -> None:
     def leave(count: int, transport: Paced) -> None:
         if count == 6 and not transport.gone:
@@ -405,8 +424,9 @@ def test_a_run_is_resumed_with_requests_for_the_newest_model(tmp_path: Any) -> N
     [
         (rk.FedAvg(step=0.2), {"cohort": 3}, "cohort must be all 5 clients in an asynchronous federation.*got 3"),
         (rk.FedAvg(step=0.2), {"clock": rk.Clock(compute=1.0)}, "clock must be None with rk.Federation"),
-        (rk.Scaffold(step=0.2), {}, "asynchronous must be None for Scaffold here in a federation: its clients"),
-        (rk.FedAvg(step=0.2), {"channel": rk.top_k(0.5, feedback="error")}, "in a federation: its clients, or their"),
+        (rk.Scaffold(step=0.2), {}, "asynchronous must be None for Scaffold here in a federation: its cli"),
+        (rk.Scaffold(step=0.2), {"asynchronous": rk.Asynchronous(2)}, "None for Scaffold here in a federation"),
+        (rk.FedAvg(step=0.2), {"channel": rk.top_k(0.5, feedback="error")}, "its clients' side of the channel"),
         (rk.FedAvg(step=0.2), {"faults": rk.Faults(minimum=2)}, "faults must be None in an asynchronous run"),
         (rk.FedAvg(step=0.2), {"asynchronous": rk.Asynchronous(6)}, "buffer must be at most the 5 clients"),
     ],
