@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rookery as rk
-from rookery.base import draws, placement
+from rookery.base import draws, placement, programs
 from rookery.base.content import of_arrays
 from rookery.engines import engine
 from rookery.engines.engine import Job
@@ -209,6 +209,33 @@ def test_a_part_is_on_the_device() -> None:
     close(session.state, plain.state)
 
 
+@pytest.mark.usefixtures("small")
+def test_rows_that_the_device_reads_by_itself(read: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: a copy of all rows is in pinned memory, and no thread collects any."""
+    monkeypatch.setattr(stage, "PINNED", 10**9)
+    session = opened()
+    assert [[len(array.rows) for array in level] for level in session._stage._pinned] == [[SIZES.sum()] * 2]
+    read.clear()  # of the start
+    session.advance(30)
+    assert not read
+    assert session.moved > 0
+    plain = opened("device")
+    plain.advance(30)
+    close(session.state, plain.state)
+    monkeypatch.setattr(stage, "PINNED", 100)  # bytes: too few
+    assert opened()._stage._pinned is None
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float16, np.float64, np.bool_, np.complex64])
+def test_which_rows_can_be_pinned(kind: Any) -> None:
+    given = np.arange(12).reshape(4, 3).astype(kind)
+    found = placement.pinned(placement.HostArray(given))
+    assert (found is None) == (kind in (np.bool_, np.complex64))
+    if found is not None:
+        assert found.rows.dtype == kind
+        np.testing.assert_array_equal(jax.jit(lambda a: a[1:3])(found.rows), given[1:3])
+
+
 def test_many_rounds_are_one_call_where_all_rows_fit() -> None:
     clients = rk.Clients.from_arrays(rows(), SIZES, placement="host")
     what = Job(case("SingleLevel").problem, clients, FEDAVG, (jnp.ones(3), ()), N, seed=SEED)
@@ -255,7 +282,10 @@ def test_one_clients_object_whose_rows_change() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_nothing_is_compiled_from_chunk_to_chunk() -> None:
+@pytest.mark.parametrize("pinned", [0, 10**9])
+def test_nothing_is_compiled_from_chunk_to_chunk(pinned: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "PINNED", pinned)
+    monkeypatch.setattr(engine, "PROGRAMS", programs.Programs(most=64))
     session, before = opened(), engine.PROGRAMS.made
     session.advance(200)  # pieces of all sizes, and the rounds
     assert engine.PROGRAMS.made - before <= 2 + stage.PARTS

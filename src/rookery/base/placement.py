@@ -124,6 +124,76 @@ class Buffer:
         return self.array if self._pinned is None else jax.device_put(self._pinned, self._device)
 
 
+class Pinned:
+    """A copy of all rows in pinned memory, which programs on the device read by themselves.
+
+    Attributes:
+        rows: an array of the device, in its eyes. Keep this object until every program that reads it has ended.
+    """
+
+    def __init__(self, rows: HostArray) -> None:
+        device, array = jax.local_devices()[0], np.asarray(rows)
+        sharding = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+        array = array if array.dtype == rows.dtype else rows[:]
+        self._pinned = jax.device_put(np.ascontiguousarray(array), sharding).block_until_ready()
+        where = (_ON_CPU if device.platform == "cpu" else _ON_CUDA, device.local_hardware_id or 0)
+        kind = _Kind(_CODES[rows.dtype.kind], 8 * rows.dtype.itemsize, 1)
+        self._shape = (ctypes.c_int64 * rows.ndim)(*rows.shape)
+        self._tensor = _Managed(self._pinned.unsafe_buffer_pointer(), *where, rows.ndim, kind, self._shape)
+        self._tensor.deleter = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p)
+        self._where = where
+        self.rows = jax.dlpack.from_dlpack(self)
+        first, last = (np.asarray(self.rows[i]) for i in (0, -1))
+        if not (np.array_equal(first, array[0]) and np.array_equal(last, array[-1])):
+            raise ValueError("The device reads other rows than the host.")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._where
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return _capsule(ctypes.addressof(self._tensor), b"dltensor", None)
+
+
+class _Kind(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _Managed(ctypes.Structure):
+    """A tensor in DLPack's form. The reader calls `deleter`, which must be a C function: any that changes nothing."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("kind", _Kind),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+_CODES = {"i": 0, "u": 1, "f": 2}  # DLPack's names of types, and of devices
+_ON_CPU, _ON_CUDA = 1, 2
+_capsule = ctypes.pythonapi.PyCapsule_New
+_capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+
+def pinned(rows: HostArray) -> Pinned | None:
+    """Return a copy of the rows in pinned memory; None if this device or version of JAX cannot read it."""
+    device = jax.local_devices()[0]
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    known = rows.dtype.kind in _CODES and rows.row_bytes > 0 and 0 < len(rows) < 2**31
+    if device.platform not in ("cpu", "gpu") or "pinned_host" not in kinds or not known:
+        return None
+    try:
+        return Pinned(rows)
+    except Exception:  # without it, the rows are collected by threads
+        return None
+
+
 def spread(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return begin, begin + 1, … of each run, as many as its size, end to end."""
     return np.repeat(begins - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rookery.experiments import asfbo, channels, choice, fedbio, feddro, fednest, flamby, privacy, weighted
+from rookery.experiments import asfbo, channels, choice, delay, fedbio, feddro, fednest, flamby, privacy, weighted
 from rookery.experiments.machinery.claims import Claim, Finding, Verdict
 from rookery.experiments.machinery.experiment import Config, Experiment
 from rookery.experiments.machinery.running import run_experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for paper in (fednest, fedbio, asfbo, feddro, weighted, flamby, privacy, choice, channels)
+    for paper in (fednest, fedbio, asfbo, feddro, weighted, flamby, privacy, choice, channels, delay)
     for experiment in paper.EXPERIMENTS
 }
 

@@ -98,7 +98,8 @@ def _line(name: str, claims: Claims, headlines: Rows) -> str:
     kind: Kind = "experiment" if _count(claims, "experiment") else "own"
     verdict = f"{'our own: ' * (kind == 'own')}{_of(_count(claims, kind))}"
     paper, _, short = name.partition("-")
-    return f"| [{PAPERS[paper].name}, {short}](reproduction/{paper}.md#{name}) | {' | '.join(headline)} | {verdict} |"
+    words = f"{PAPERS[paper].name}, {short}" if short else PAPERS[paper].name
+    return f"| [{words}](reproduction/{paper}.md#{name}) | {' | '.join(headline)} | {verdict} |"
 
 
 def _other(name: str, claims: Claims) -> str:

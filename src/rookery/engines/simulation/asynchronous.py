@@ -5,7 +5,7 @@ until they arrive. Who begins when, and whose reply arrives when, is computed be
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -60,6 +60,11 @@ class Session(device.Session):
         self._timetable = Timetable(traced, once)
         self._queue: Any = None
         self._kept: Any = None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the program and its constants, and of the clock, which decides whose replies a round has."""
+        return jaxprs.digest(self._traced.fingerprint, self._timetable.fingerprint)
 
     def init(self) -> Amounts:
         traced, cost = self._traced, super().init()
@@ -159,6 +164,12 @@ class Timetable:
         duration = self._duration(inputs)
         each = jax.vmap(lambda client: duration(client, jnp.int32(0)))(jnp.arange(n, dtype=jnp.int32))
         return self._start(consts, **given), jnp.min(each)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of how long clients take."""
+        plans = self._start, self._round
+        return jaxprs.digest(*(plan.identity[0] for plan in plans), *(const for plan in plans for const in plan.consts))
 
     def start(self) -> Queue:
         """The queue before the first round."""

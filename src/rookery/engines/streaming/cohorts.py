@@ -1,4 +1,4 @@
-"""The cohorts of the next rounds, drawn many rounds at a time."""
+"""The cohorts of rounds, drawn ahead on the device for the host."""
 
 from typing import Any
 

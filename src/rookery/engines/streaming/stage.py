@@ -1,6 +1,7 @@
 """The rows on the device: the arrays that hold them, the buffers they travel in, and how rows are packed into these."""
 
 import math
+import weakref
 from collections import deque
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from jaxtyping import Array
 from rookery.base import placement
 from rookery.base.compat import Var
 from rookery.data.clients import Clients
+from rookery.data.rows import entries
 from rookery.engines import engine
 from rookery.engines.simulation import device
 from rookery.engines.streaming import fetched
@@ -22,6 +24,7 @@ from rookery.plan.trace import Plan
 
 PIECE = 2**25  # bytes of one transfer
 PARTS = 8  # a piece is as many eighths of PIECE as its rows need
+PINNED = 0  # bytes of rows that may be copied to pinned memory, from which a GPU reads them by itself
 
 
 class Used(NamedTuple):
@@ -78,6 +81,11 @@ class Stage:
         self._reuse = jax.default_backend() != "cpu"  # a CPU device may use a buffer in place
         # By the lengths of pieces: their buffers, each with an array that is ready once the buffer can be used again.
         self._sent: dict[Any, deque[tuple[dict[str, placement.Buffer], Any]]] = {}
+        self._pinned = _pinned(levels)
+        self._source = self._pinned and [[array.rows for array in arrays] for arrays in self._pinned]
+        self._rows, self._offsets = self.placed((self._rows, self._offsets))
+        self._last = [self._pinned, self._stored]
+        weakref.finalize(self, jax.block_until_ready, self._last)  # pinned memory outlives the programs that read it
 
     @property
     def clients(self) -> Clients:
@@ -99,6 +107,13 @@ class Stage:
             for name, data in filled.levels().items()
         ]  # fmt: skip
         return filled.with_data(levels, filled.weights, filled.center)
+
+    def placed(self, value: Any) -> Any:
+        """Return arrays for a program that also gets the stage's: bound to the device if those are.
+
+        Rows that the device reads by itself bind it. A program would be compiled again for arrays that are not bound.
+        """
+        return value if self._pinned is None else jax.device_put(value, jax.local_devices()[0])
 
     def read(self, moves: list[tuple[int, ...]]) -> list[Piece]:
         """Read the rows of clients into pieces; see `pool.Prefetch.moves`."""
@@ -126,12 +141,13 @@ class Stage:
         numbers = {name: buffer.array for name, buffer in buffers.items()}
         for k, (used, run, total) in enumerate(zip(self.levels, runs, totals, strict=True)):
             first = np.maximum(run.firsts, 0)
-            for j, array in enumerate(used.arrays):
+            for j, array in enumerate(used.arrays if self._source is None else ()):
                 rows = layout[k, j].of(numbers)
                 used.level.arrays[array].read(run.on_host + first - run.firsts, run.ends - first, rows[:total])
             table = layout[k, "runs"].of(numbers)
-            table[:, : len(first)] = run.clients, run.on_device, run.firsts
-            table[:, len(first) :] = [[self._data.n], [used.capacity], [total]]  # out of bounds: not written
+            on_host = np.zeros_like(run.clients) if self._source is None else run.on_host
+            table[:, : len(first)] = run.clients, on_host, run.on_device, run.firsts
+            table[:, len(first) :] = [[self._data.n], [0], [used.capacity], [total]]  # out of bounds: not written
         return Piece(lengths, buffers)
 
     def store(self, pieces: list[Piece]) -> None:
@@ -144,11 +160,12 @@ class Stage:
         for piece in pieces:
             layout = self._layout(piece.lengths)
             store = engine.PROGRAMS.find(
-                ("store", tuple(layout.items()), self._array_shapes),
-                lambda: jax.jit(partial(_store, layout), donate_argnums=(0, 1)),
+                ("store", piece.lengths, tuple(layout.items()), self._array_shapes, device.shapes(self._source)),
+                lambda: jax.jit(partial(_store, piece.lengths, layout), donate_argnums=(0, 1)),
             )
             numbers = {name: buffer.sent() for name, buffer in piece.numbers.items()}
-            self._rows, self._offsets, self._stored = store(self._rows, self._offsets, numbers)
+            self._rows, self._offsets, self._stored = store(self._rows, self._offsets, numbers, self._source)
+            self._last[1] = self._stored
             if self._reuse:
                 self._sent.setdefault(piece.lengths, deque()).append((piece.numbers, self._stored))
             self.moved += sum(rows * used.row_bytes for rows, used in zip(piece.lengths, self.levels, strict=True))
@@ -166,9 +183,9 @@ class Stage:
 
         layout: Layout = {}
         for k, (length, specs) in enumerate(zip(lengths, self._specs, strict=True)):
-            for j, spec in enumerate(specs):
+            for j, spec in enumerate(specs if self._source is None else ()):
                 layout[k, j] = part((length, *spec.shape), spec.dtype)
-            layout[k, "runs"] = part((3, min(length, self._data.n) + 1), np.int32)
+            layout[k, "runs"] = part((4, min(length, self._data.n) + 1), np.int32)
         self._layouts[lengths] = layout
         return layout
 
@@ -214,16 +231,30 @@ class Runs(NamedTuple):
         return Runs(clients, on_host, on_device, firsts - begin, np.minimum(ends, end) - begin)
 
 
-def _store(layout: Layout, rows: Any, offsets: Any, numbers: Any) -> Any:
-    """Write a piece's rows and the offsets of its clients."""
+def _pinned(levels: list[Used]) -> list[list[placement.Pinned]] | None:
+    """Copies of the rows in pinned memory; None if they take too much of it, or the device cannot read it."""
+    if sum(len(used.level.arrays[j]) * used.level.arrays[j].row_bytes for used in levels for j in used.arrays) > PINNED:
+        return None
+    copies = [[placement.pinned(used.level.arrays[j]) for j in used.arrays] for used in levels]
+    whole = [[copy for copy in arrays if copy is not None] for arrays in copies]
+    return whole if list(map(len, whole)) == list(map(len, copies)) else None
+
+
+def _store(lengths: tuple[int, ...], layout: Layout, rows: Any, offsets: Any, numbers: Any, source: Any) -> Any:
+    """Write a piece's rows and the offsets of its clients. `source`: all rows, if the device reads them by itself."""
 
     def level(k: int) -> tuple[list[Array], Array]:
-        clients, on_device, firsts = layout[k, "runs"].of(numbers)
-        position = jnp.arange(layout[k, 0].shape[0], dtype=jnp.int32)
+        clients, on_host, on_device, firsts = layout[k, "runs"].of(numbers)
+        position = jnp.arange(lengths[k], dtype=jnp.int32)
         begun = jnp.zeros_like(position).at[jnp.maximum(firsts, 0)].add(1, mode="drop")
-        where = position + (on_device - firsts)[jnp.cumsum(begun) - 1]
+        run = jnp.cumsum(begun) - 1
+        where = position + (on_device - firsts)[run]
         put = lambda a, new: a.at[where].set(new, mode="drop", unique_indices=True)
-        written = [put(a, layout[k, j].of(numbers)) for j, a in enumerate(rows[k])]
+        if source is None:
+            written = [put(a, layout[k, j].of(numbers)) for j, a in enumerate(rows[k])]
+        else:
+            there = jnp.where(where < rows[k][0].shape[0], position + (on_host - firsts)[run], 0)
+            written = [put(a, entries(whole, there)) for a, whole in zip(rows[k], source[k], strict=True)]
         return written, offsets[k].at[clients].set(on_device, mode="drop")
 
     new_rows, new_offsets = zip(*map(level, range(len(rows))), strict=True)

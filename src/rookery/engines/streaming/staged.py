@@ -121,7 +121,8 @@ class Session(device.Session):
         program = self._rounds(stage.clients)
         done: list[Amounts] = []
         flights: deque[_Flight] = deque()
-        go, t, end = jnp.bool_(True), self.rounds, self.rounds + rounds
+        self._carry, go = stage.placed((self._carry, jnp.bool_(True)))
+        t, end = self.rounds, self.rounds + rounds
         self._cohorts.noise = np.asarray(self._carry.noise) if job.draw.secret else ()
         try:
             while t < end and self.stopped is None:
