@@ -55,6 +55,19 @@ def test_what_is_too_large_stays_in_the_loop() -> None:
     assert len(drawn) == 1
 
 
+def test_keys_that_nothing_is_drawn_from_are_dropped() -> None:
+    def turn(i: Any, x: Any) -> Any:
+        unused, used = jax.random.split(jax.random.fold_in(KEY, i))
+        jax.random.split(unused)
+        return x + jax.random.normal(used), i
+
+    body, whole = (jaxprs.LoopBody(turn, jnp.float64(1)) for _ in range(2))
+    body.prune()
+    splits = lambda of: sum(eqn.primitive.name == "random_split" for eqn in of.jaxpr.eqns)
+    assert (splits(whole), splits(body)) == (2, 1)
+    assert body(3, 1.0) == whole(3, 1.0)
+
+
 def test_nothing_to_draw() -> None:
     here, drawn, _ = looped(lambda i, x: (x + i, ()), jnp.float64(1), 2**10)
     assert here == 16

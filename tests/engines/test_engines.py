@@ -296,6 +296,20 @@ def test_a_run_leaves_neither_loss_nor_data_behind(engine: Any) -> None:
     assert len(PROGRAMS._programs) <= PROGRAMS._most <= 256
 
 
+def test_an_asynchronous_run_leaves_neither_loss_nor_data_behind() -> None:
+    def once() -> list[weakref.ref[Any]]:
+        loss, how = Loss(), rk.Asynchronous(buffer=1)
+        problem, clients = rk.SingleLevel(loss), rk.Clients(upper=[np.ones((2, 17)), np.ones((3, 17))])
+        method, clock = rk.FedAvg(step=0.1), rk.Clock(latency=np.ones((4, 2)))
+        rk.solve(problem, clients, method, np.zeros(17), 1, clock=clock, asynchronous=how)
+        return [weakref.ref(thing) for thing in (loss, problem, clients, clients.upper.rows)]
+
+    held = once()
+    gc.collect()
+    assert [ref() for ref in held] == [None] * 4
+    assert not [a.shape for a in jax.live_arrays() if a.shape in ((7, 11, 13), (5, 17), (3, 17), (4, 2))]
+
+
 # What counts is what a loss reads now.
 
 STRENGTH = 0.0

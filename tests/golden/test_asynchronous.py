@@ -196,6 +196,31 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     assert whole.history[pd_columns].equals(resumed.history[pd_columns])
 
 
+def test_a_run_with_other_late_replies_is_not_resumed(tmp_path: Path) -> None:
+    given: Any = {"cohort": PLACES, "clock": CLOCK, "asynchronous": rk.Asynchronous(buffer=BUFFER)}
+    late = rk.Asynchronous(buffer=BUFFER, staleness=0.0), rk.Asynchronous(buffer=BUFFER, oldest=9)
+    others = [{"clock": rk.Clock(latency=[1.0, 1.7, 0.3, 2.9, 1.2])}, *({"asynchronous": how} for how in late)]
+    rk.solve(SQUARES, CLIENTS, rk.FedAvg(step=0.2), START, 1, checkpoint=tmp_path, **given)
+    for other in others:
+        with pytest.raises(ValueError, match="belongs to another run: its program"):
+            rk.solve(SQUARES, CLIENTS, rk.FedAvg(step=0.2), START, 2, checkpoint=tmp_path, **(given | other))
+
+
+def test_noise_is_in_proportion_to_what_a_client_can_change() -> None:
+    """With one reply in the buffer, a client changes x by at most its clipped move, reduced by its staleness."""
+    clients = rk.Clients(upper=[np.zeros((1, 1))] * 2)
+    problem = rk.SingleLevel(lambda x, b: jnp.mean(0 * x) + b.sum())  # all that changes x is noise
+    given: Any = {"clock": rk.Clock(latency=[1.0, 2.5]), "channel": rk.chain(rk.clip(1.0), rk.gaussian(1.0))}
+    how, before, late = rk.Asynchronous(buffer=1, staleness=2.0), np.zeros(4096), set()
+    with rk.session(problem, clients, rk.FedAvg(), before, noise_seed=0, asynchronous=how, **given) as run:
+        for _ in range(4):
+            run.advance()
+            after, staleness = np.asarray(run.state.x), run.counts["staleness"]
+            assert np.std(after - before) == pytest.approx((1 + staleness) ** -2, rel=0.05)
+            before, late = after, late | {staleness}
+    assert late == {0, 1, 2}
+
+
 def test_what_is_counted() -> None:
     """`cohort` clients begin before the first step; then as many begin as reply."""
     given: Any = {"cohort": PLACES, "clock": CLOCK, "asynchronous": rk.Asynchronous(buffer=BUFFER)}
@@ -253,7 +278,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "staleness of control variates": (rk.Scaffold(), {"cohort": 3}, "count alike for Scaffold.*Give staleness=0"),
     "too few for memory": (rk.Ditto(), {}, r"cohort \+ buffer must be at most the 5 clients"),
     "the result in the same round": (rk.FineTuned(), {}, "need the result of the exchange in the same round"),
-    "all clients": (rk.PDSGD(), {"asynchronous": rk.Asynchronous(1, 0.0)}, "asynchronous|all clients"),
     "a mesh": (rk.FedAvg(), {"engine": rk.Simulation(mesh=2)}, "mesh must be left out"),
     "memory on the host": (rk.Ditto(), {"engine": rk.Simulation(memory="host")}, 'memory must be "device"'),
     "debugging": (rk.FedAvg(), {"engine": rk.Simulation(debug=True)}, "clock must be None with debug=True"),

@@ -76,7 +76,7 @@ def serve(
         privacy = Privacy(private, delta, clip, noise, unit, poisson, secure_sum, robust, compress)
         speeds = Speeds(asynchronous=asynchronous, staleness=staleness, oldest=oldest)
         if resume and out is not None:  # before any site is asked
-            _check_options(out, privacy, minimum)
+            _check_options(out, privacy.recorded | speeds.recorded, minimum)
         request = privacy.fit(resolve(task, algorithm, TaskOptions(settings or [], len(names), None, seed)))
         if insecure:
             print(INSECURE, file=sys.stderr)
@@ -144,7 +144,7 @@ def study_of(named: Named) -> list[Any]:
     return [named.target, *(m for m in modules if where and where in (m.__name__, getattr(m, "__file__", None)))]
 
 
-def _check_options(out: Path, given: Privacy, minimum: int | None) -> None:
+def _check_options(out: Path, given: dict[str, Any], minimum: int | None) -> None:
     """Raise ValueError if the run in the folder began with other options that its rounds depend on."""
     try:
         before = tomllib.loads((out / "run.toml").read_text(encoding="utf-8"))
@@ -152,8 +152,8 @@ def _check_options(out: Path, given: Privacy, minimum: int | None) -> None:
         return  # the checkpoint is compared later
     words = lambda value: "" if value is True else f" {value:g}" if isinstance(value, float) else f" {value}"
     shown = lambda name, value: f"without --{name}" if value is None else f"with --{name}{words(value)}"
-    for name in ("clip", "noise", "secure-sum", "robust", "compress"):
-        was, value = before.get(name), given.recorded[name]
+    for name in ("clip", "noise", "secure-sum", "robust", "compress", "asynchronous", "staleness", "oldest"):
+        was, value = before.get(name), given[name]
         if was != value:
             raise ValueError(
                 f"{out} was begun {shown(name, was)}, and is resumed {shown(name, value)}. Give the same, or another "

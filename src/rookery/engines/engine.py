@@ -230,8 +230,10 @@ class Traced:
 
     @property
     def fingerprint(self) -> str:
-        """Of the plans of the start and of a round, and of their constants."""
-        return jaxprs.digest(self.start.fingerprint, self.round.fingerprint, *self.start.consts, *self.round.consts)
+        """Of the plans of the start and of a round, of their constants, and of how much late replies count."""
+        late = [] if self.job.asynchronous is None else [repr(self.job.asynchronous)]
+        plans = self.start, self.round
+        return jaxprs.digest(*(p.fingerprint for p in plans), *(const for p in plans for const in p.consts), *late)
 
 
 def traced(job: Job, debug: bool = False, convolve: str = "auto", shapes: Clients | None = None) -> Traced:

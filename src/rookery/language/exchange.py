@@ -165,7 +165,8 @@ class Exchanging:
         scales = [of_moves if is_move else of_values for is_move in moves]
         leaves = [scaled(*each) for each in zip(sums, likes, scales, strict=True)]
         updates, marked = jax.tree.unflatten(structure, leaves)
-        exchange = exchange._replace(share=largest * of_values)
+        scale = of_moves if all(moves[: len(moves) - len(parts.bookkeeping)]) else of_values  # of the updates
+        exchange = exchange._replace(share=largest * scale)
         marked = self._hidden(channel, exchange, parts, marked, keys, factor)
         result = parts.at_server(self._decoded(channel, exchange, updates, keys), marked)
         dtype = jnp.result_type(*(result_type(a.dtype) for a in likes))

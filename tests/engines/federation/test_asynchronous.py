@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.engines.federation.processes import FORK, SECONDS, paced_site, server, with_a_common_minimiser
@@ -24,6 +25,7 @@ from rookery.engines.federation import wire
 from rookery.engines.federation.audit import Audit
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.federation import _sites
+from rookery.engines.federation.in_words import in_words_for_a_site as in_words
 from rookery.engines.federation.links import Links
 from rookery.engines.federation.policy import Policy, PolicyGuard
 from rookery.engines.federation.session import Session
@@ -170,8 +172,10 @@ def assert_same(expected: Iterator[tuple[State, float]], states: list[Any], late
 @pytest.mark.parametrize("how", [{}, {"staleness": 0.0}, {"oldest": 3}], ids=["by staleness", "alike", "recent"])
 def test_fedavg(how: dict[str, Any]) -> None:
     order, what = SLOW if how else ORDER, averaging(**how)
-    own = None if how else responders(what)
+    seen: list[Any] = []
+    own = None if how else responders(what, guard=lambda i: seen.append)
     states, late, session = played(what, order, own=own)
+    assert how or "which ends after 2 replies, each client that is ready" in " ".join(in_words(seen[0]).split())
     settings = how.get("staleness", 0.5), how.get("oldest", np.inf)
     step = lambda state, moved: (state[0] + moved[0],)
     assert_same(fedbuff((START,), steps_of_averaging, step, order, *settings), states, late, "x")
@@ -221,6 +225,32 @@ def test_a_site_that_begins_twice_with_one_model_draws_anew() -> None:
     key = engine_of.choice_and_key(jax.random.key(4), 0)[1]
     for again, found in ((key, first[-1]), (jax.random.fold_in(key, 1), second[-1])):
         np.testing.assert_array_equal(found, jax.random.key_data(jax.random.fold_in(again, 2)))
+
+
+class Pulls(NamedTuple):
+    x: Any
+    y: Any
+    targets: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Pulled:
+    """Each client moves x halfway to a target of its own, which the server sends it."""
+
+    def init(self, fed: rk.Fed, x: Any, y: Any, key: Any) -> Pulls:
+        return Pulls(x, y, jnp.arange(2.0 * fed.n).reshape(fed.n, 2))
+
+    def round(self, fed: rk.Fed, state: Pulls, key: Any) -> Pulls:
+        targets = fed.scatter(state.targets[fed.ids])
+        moved = fed.map(lambda client, key, target: (state.x + target) / 2, key, targets)
+        return state._replace(x=fed.mean(moved, "x", around=state.x))
+
+
+def test_what_the_server_sends_to_each_client_is_for_the_client_that_begins() -> None:
+    what = job(SQUARES, CLIENTS, Pulled(), START)
+    reply = lambda i, state: ((np.array([2.0 * i, 2 * i + 1]) - state[0]) / 2,)
+    states, late, _ = played(what)
+    assert_same(fedbuff((START,), reply, lambda state, moved: (state[0] + moved[0],), ORDER), states, late, "x")
 
 
 @pytest.mark.slow
@@ -330,8 +360,12 @@ def test_a_site_that_leaves_and_comes_back_gets_the_newest_model() -> None:
     assert t == ROUNDS
 
 
+@pytest.mark.slow
 def test_a_reply_to_a_request_that_is_lost_is_dropped() -> None:
-    """A connection is lost and found again while the site computes: it is asked for the same once more."""
+    """A connection is lost and found again while the site computes: it is asked for the same once more.
+
+    The quick tests are those of a site that leaves, and of late replies.
+    """
 
     def reconnects(count: int, transport: Paced) -> None:
         if count == 1 and 2 in transport.working and not transport.asked.count((2, 0)) > 2:
@@ -342,6 +376,22 @@ def test_a_reply_to_a_request_that_is_lost_is_dropped() -> None:
     states, _, session = played(averaging(), before=reconnects, own=responders(averaging()))
     np.testing.assert_array_equal([state.x for state in states], [state.x for state in straight])
     assert session.coordinator.links.dropped == 1
+
+
+def test_a_reply_after_the_deadline_counts_like_any_other() -> None:
+    def dawdles(count: int, transport: Paced) -> None:
+        if count == 5 and not told:
+            time.sleep(0.2)  # now all sites that are at work are late
+
+    told: list[str] = []
+    session = opened(
+        averaging(), lambda sites: Paced(sites, ORDER, dawdles), deadline=0.2, patience=30.0, tell=told.append
+    )
+    session.init()
+    session.advance(ROUNDS)
+    assert "site-3 has not replied in 0.2 s." in told
+    assert told[-1] == "The run goes on."
+    np.testing.assert_array_equal(session.state.x, played(averaging())[0][-1].x)
 
 
 def test_with_too_few_sites_the_run_pauses() -> None:
@@ -391,7 +441,9 @@ def test_an_evaluation_at_the_clients_waits_for_all() -> None:
     np.testing.assert_allclose(found["loss"], [((x - rows) ** 2).sum(-1).mean() / 2 for rows in ROWS], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_requests_for_the_newest_model(tmp_path: Any) -> None:
+    """Quick tests resume asynchronous simulations and synchronous federations."""
     given: Any = {"asynchronous": rk.Asynchronous(2), "checkpoint": tmp_path / "c", "progress": False, "every": 1}
     method = rk.FedAvg(step=0.2, local_steps=3)
     rk.solve(SQUARES, CLIENTS, method, START, 3, **given, engine=rk.Federation())
@@ -405,8 +457,9 @@ def test_a_run_is_resumed_with_requests_for_the_newest_model(tmp_path: Any) -> N
     [
         (rk.FedAvg(step=0.2), {"cohort": 3}, "cohort must be all 5 clients in an asynchronous federation.*got 3"),
         (rk.FedAvg(step=0.2), {"clock": rk.Clock(compute=1.0)}, "clock must be None with rk.Federation"),
-        (rk.Scaffold(step=0.2), {}, "asynchronous must be None for Scaffold here in a federation: its clients"),
-        (rk.FedAvg(step=0.2), {"channel": rk.top_k(0.5, feedback="error")}, "in a federation: its clients, or their"),
+        (rk.Scaffold(step=0.2), {}, "asynchronous must be None for Scaffold here in a federation: its cli"),
+        (rk.Scaffold(step=0.2), {"asynchronous": rk.Asynchronous(2)}, "None for Scaffold here in a federation"),
+        (rk.FedAvg(step=0.2), {"channel": rk.top_k(0.5, feedback="error")}, "its clients' side of the channel"),
         (rk.FedAvg(step=0.2), {"faults": rk.Faults(minimum=2)}, "faults must be None in an asynchronous run"),
         (rk.FedAvg(step=0.2), {"asynchronous": rk.Asynchronous(6)}, "buffer must be at most the 5 clients"),
     ],
@@ -425,7 +478,9 @@ def test_what_a_policy_refuses() -> None:
     assert "its policy limits rounds and not exchanges, and an asynchronous run may ask it" in str(found.value)
 
 
+@pytest.mark.slow
 def test_a_site_whose_limit_is_reached_refuses_and_the_others_go_on() -> None:
+    """The quick test is that of a site that leaves."""
     rules = Policy(rounds=9, exchanges=2)
     own = responders(averaging(), guard=lambda i: PolicyGuard(rules if i == 2 else Policy(), Audit()))
     _, _, session = played(averaging(), (2, 0, 2, 2, 4, 0, 1, 4, 3, 0, 0, 4, 1, 3, 0, 1, 1, 4), own=own)
@@ -490,7 +545,10 @@ def test_one_of_four_processes_is_ten_times_slower(tmp_path: Path) -> None:
     assert together > 4 * alone, (together, alone)
 
 
+@pytest.mark.slow
 def test_over_calls_of_flares_sites() -> None:
+    """The quick tests are those of the calls by themselves."""
+
     def proxy(i: int) -> Any:
         def ask(message: bytes) -> bytes:
             header, _ = wire.decode(message)

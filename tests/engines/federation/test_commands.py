@@ -64,6 +64,8 @@ SERVE = ("serve", "study.py:task", "--algorithm", "FedAvg")
     [
         (SERVE, "A coordinator needs certificates; got no kit. Give --kit FOLDER"),
         ((*SERVE, "--insecure"), "needs the sites' names; got none. Give --sites a,b,c"),
+        ((*SERVE, "--insecure", "--sites", "a,b", "--asynchronous", "3"), "buffer must be at most the 2 clients that"),
+        ((*SERVE, "--insecure", "--sites", "a,b", "--oldest", "3"), "--oldest needs --asynchronous"),
         ((*SERVE, "--kit", "kits/north"), "--kit must be the coordinator's; kits/north is that of the site north"),
         ((*SERVE, "--kit", "kits/coordinator", "--sites", "north,soth"), "no site 'soth'; did you mean south"),
         ((*SERVE, "--kit", "kits/nowhere"), "A kit must be a folder; there is none at kits/nowhere"),
@@ -132,6 +134,8 @@ def test_the_file_of_a_run_repeats_it(here: Path) -> None:
         (("--clip", "1"), ("--clip", "0.001"), "begun with --clip 1, and is resumed with --clip 0.001"),
         ((), ("--clip", "0.001"), "begun without --clip, and is resumed with --clip 0.001"),
         (("--minimum", "1"), (), "begun with --minimum 1, and is resumed without --minimum"),
+        (("--asynchronous", "2"), (), "begun with --asynchronous 2, and is resumed without --asynchronous"),
+        (("--asynchronous", "2"), ("--asynchronous", "2", "--oldest", "3"), "without --oldest, and is resumed with"),
     ],
 )
 def test_a_run_is_not_resumed_with_other_options(

@@ -446,6 +446,7 @@ def test_the_command_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         ("a.b:task", "--admin", str(tmp_path / "none"), *out): "must be a FLARE administrator's kit",
         ("a.b:task", *kit, *out, "--run", "../x"): "--run must be at most 100 letters, digits",
         ("a.b:task", *kit, *out, "--noise", "1"): "Give --clip, too",
+        ("a.b:task", *kit, *out, "--oldest", "1"): "--oldest needs --asynchronous",
         ("hospital.py:task", *kit, *out): "The task of a job must be in a module",
         ("a.b:task", *kit): "Missing option '--out'",
     }.items():

@@ -174,11 +174,11 @@ def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozens
         alone = lambda name, batch: _over_samples(of[name], batch) if name in compared else None
         return {name: (of[name](batch), alone(name, batch)) for name, batch in rows.items()}
 
-    evaluate = lambda *args: _Traced(values, *args)(*args)
+    evaluate = _Traced(values, x, y, rows)
     at_start = evaluate(x, y, rows)
     for name in losses:
         if not _finite(at_start[name][0]):
-            _check_finite(problem, clients, name, evaluate, x, y, rows)
+            _check_finite(problem, clients, name, lambda *args: _Traced(values, *args)(*args), x, y, rows)
     for name, (together, alone) in evaluate(*_nudged((x, y)), rows).items():
         for level, a, b in _pairs(together, alone) if name in compared else ():
             if not _close(a, b):

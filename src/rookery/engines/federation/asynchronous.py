@@ -37,24 +37,24 @@ from rookery.plan.calls import Body, Read
 from rookery.plan.trace import Made, Plan
 
 
-def check_sites(job: Job) -> None:
-    """Raise ValueError unless all sites work at the same time."""
-    if job.asynchronous is not None and job.cohort != job.clients.n:
+def check_job(job: Job) -> None:
+    """Raise ValueError for an asynchronous job that is not one for a federation, as far as is known without a plan."""
+    if job.asynchronous is None:
+        return
+    if hasattr(job.algorithm, "memory"):
+        raise _remembers(type(job.algorithm).__name__, "its clients remember")
+    if job.cohort != job.clients.n:
         raise ValueError(
             f"cohort must be all {job.clients.n} clients in an asynchronous federation, whose sites are all at work; "
             f"got {job.cohort}. Leave it out."
         )
 
 
-def _check_memory(plan: Plan) -> None:
-    """Raise ValueError if clients remember something."""
-    carry = plan.given.carry
-    if jax.tree.leaves((carry.memory, carry.client)):
-        raise ValueError(
-            f"asynchronous must be None for {plan.title.partition('.')[0]} here in a federation: its clients, or their "
-            "side of the channel, remember something, which a site can't take back if its reply is lost. Leave it out, "
-            "choose another method or channel, or use rk.Simulation."
-        )
+def _remembers(name: str, who: str) -> ValueError:
+    return ValueError(
+        f"asynchronous must be None for {name} here in a federation: {who} something, which a site can't take back if "
+        "its reply is lost. Leave it out, choose another method or channel, or use rk.Simulation."
+    )
 
 
 def first_requests(traced: engine.Traced) -> Entries:
@@ -82,7 +82,8 @@ class Pace:
 
     def __init__(self, traced: engine.Traced, links: Links) -> None:
         plan = traced.round
-        _check_memory(plan)
+        if jax.tree.leaves((plan.given.carry.memory, plan.given.carry.client)):
+            raise _remembers(plan.title.partition(".")[0], "its clients' side of the channel remembers")
         (call,) = plan.body.of(calls.ReduceCall)
         rows: list[Any] = call.rows
         shapes = [(v.aval.shape[1:], np.dtype(v.aval.dtype)) for v in rows]

@@ -17,7 +17,7 @@ from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.federation import meeting
 from rookery.engines.federation.agreement import declared
-from rookery.engines.federation.asynchronous import check_sites
+from rookery.engines.federation.asynchronous import check_job
 from rookery.engines.federation.coordinator import Coordinator
 from rookery.engines.federation.entropy import Entropy
 from rookery.engines.federation.heads import Notary
@@ -49,7 +49,8 @@ class Federation:
         deadline: the seconds that a site has for a reply. With `faults`, a site that takes longer is left out of that
             mean.
         patience: the seconds to wait if too few sites are connected for the run to continue: fewer than
-            `faults.minimum` or, without `faults`, fewer than all. None: until they are back.
+            `faults.minimum` or, without `faults`, fewer than all (in an asynchronous run, than `buffer`). None: until
+            they are back.
         tell: tell(text), called with what happens to sites; None: it goes to the log "rookery".
         watch: watch(links), called when something happened to a site, and after every exchange.
         transport: another way of carrying messages: an object like those in `rookery.engines.federation.transports`;
@@ -101,7 +102,7 @@ class Federation:
                 "clock must be None with rk.Federation, where `seconds` in the history are real; got rk.Clock(...). "
                 "For simulated seconds, use rk.Simulation."
             )
-        check_sites(job)
+        check_job(job)
         if self.address is None and self.kit is None and not hasattr(self.transport, "receive"):
             if not job.clients.held:
                 raise ValueError(

@@ -4,8 +4,9 @@ They are sent the same model, so a round computes as much as a synchronous one w
 until they arrive. Who begins when, and whose reply arrives when, is computed beforehand: see `queue`.
 """
 
+import itertools
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -61,6 +62,11 @@ class Session(device.Session):
         self._queue: Any = None
         self._kept: Any = None
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the program and its constants, and of the clock, which decides whose replies a round has."""
+        return jaxprs.digest(self._traced.fingerprint, self._timetable.fingerprint)
+
     def init(self) -> Amounts:
         traced, cost = self._traced, super().init()
         self._queue = self._timetable.start()
@@ -81,7 +87,7 @@ class Session(device.Session):
         done: list[Amounts] = []
         while len(done) < rounds and self.stopped is None:
             count, strict, first = min(rounds - len(done), limit), self._job.on_nonfinite == "stop", self.rounds
-            after, events = self._timetable.rounds(self._queue, first, count, limit)
+            after, events = self._timetable.rounds(self._queue, first, count)
             with self._explained():
                 (self._carry, self._kept), reports = program(
                     traced.round.consts, self._data, traced.hyper, self._carry, self._kept, first, count, strict,
@@ -90,7 +96,7 @@ class Session(device.Session):
                 reports = jax.device_get(reports)
             completed = self._completed(reports, count)
             if len(completed) < count:
-                after, _ = self._timetable.rounds(self._queue, first, len(completed), limit)
+                after, _ = self._timetable.rounds(self._queue, first, len(completed))
             self._queue = after
             for cost, seconds, staleness in zip(completed, events.seconds, events.staleness, strict=False):
                 done.append(cost._replace(seconds=float(seconds), staleness=float(np.mean(staleness))))
@@ -122,75 +128,86 @@ class Timetable:
 
     Attributes:
         before: the seconds that the start takes.
+        fingerprint: of how long clients take.
     """
 
     def __init__(self, traced: engine.Traced, once: bool) -> None:
         job, plans = traced.job, (traced.start, traced.round)
         assert job.clock is not None
-        self._places, self._buffer, self._once, self._clients = job.cohort, job.replies, once, job.clients
         clock = job.clock.at(job.clients)._replace(down=tuple(map(bytes_down, plans)))
         setting = traced.setting._replace(clock=clock)
-        self._start = _Seconds(trace.start_plan(setting, job.start, traced.hyper))
-        alone = setting._replace(cohort=1)  # the seconds of this plan are those of one client
-        self._round = _Seconds(trace.round_plan(alone, traced.start.made.carry, traced.hyper))
-        self._inputs = self._here(
-            (self._start.consts, self._round.consts, traced.hyper, job.clients.weights, traced.seed)
-        )
-        self.before, shortest = map(float, self._call("seconds", self._first))
+        alone = setting._replace(cohort=1)  # the seconds of a round's plan are those of one client
+        first = trace.start_plan(setting, job.start, traced.hyper)
+        one_round = trace.round_plan(alone, traced.start.made.carry, traced.hyper)
+        consts = first.consts, one_round.consts
+        self.fingerprint = jaxprs.digest(first.fingerprint, one_round.fingerprint, *itertools.chain(*consts))
+        seconds = _Seconds(first), _Seconds(one_round)
+        self._seconds = _Timed(*seconds, job.clients.n, job.cohort, job.replies, once)
+        self._inputs = _here((*consts, traced.hyper, job.clients.weights, traced.seed))
+        self.before, shortest = map(float, self._call("first"))
         if not shortest > 0:
             raise ValueError(
                 f"clock must give every client some time in an asynchronous run; got one that takes {shortest:g} s. "
                 "Give it compute, uplink, downlink or latency."
             )
 
-    def _first(self, *inputs: Any) -> tuple[Any, Array]:
-        """The seconds of the start, and of the fastest client in round 0."""
-        consts, _, hyper, weights, seed = inputs
-        n = self._clients.n
-        keys = engine.start_keys(seed, n)
-        given = {
-            "hyper": hyper,
-            "t": jnp.int32(0),
-            "ids": keys.ids,
-            "weights": weights,
-            "key": keys.key,
-            "chance": keys.chance,
-        }
-        duration = self._duration(inputs)
-        each = jax.vmap(lambda client: duration(client, jnp.int32(0)))(jnp.arange(n, dtype=jnp.int32))
-        return self._start(consts, **given), jnp.min(each)
-
     def start(self) -> Queue:
         """The queue before the first round."""
-        n, places = self._clients.n, self._places
-        return self._call("start", lambda *inputs: queue.start(inputs[-1], n, places, self._duration(inputs)))
+        return self._call("start")
 
-    def rounds(self, before: Queue, begin: int, count: int, most: int) -> tuple[Queue, Events]:
-        """The queue after `count` rounds from round `begin` on, at most `most`, and what happens in them."""
+    def rounds(self, before: Queue, begin: int, count: int) -> tuple[Queue, Events]:
+        """The queue after `count` rounds from round `begin` on, and what happens in them."""
+        return self._call("rounds", before, np.int32(begin), np.int32(count))
 
-        def run(*args: Any) -> tuple[Queue, Events]:
-            *inputs, before, begin, count = args
-            how = most, self._buffer, self._once, inputs[-1], self._duration(inputs)
-            return queue.rounds(before, begin, count, *how)
+    def _call(self, name: str, *args: Any) -> Any:
+        seconds = self._seconds
+        program = engine.PROGRAMS.find((name, "timetable", *seconds.identity), lambda: jax.jit(getattr(seconds, name)))
+        return jax.device_get(program(self._inputs, *_here(args)))
 
-        return self._call("rounds", run, before, np.int32(begin), np.int32(count))
 
-    def _call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        how = self._clients.n, self._places, self._buffer, self._once
-        program = engine.PROGRAMS.find(
-            (name, "timetable", self._start.identity, self._round.identity, *how), lambda: jax.jit(function)
-        )
-        return jax.device_get(program(*self._inputs, *self._here(args)))
+def _here(value: Any) -> Any:
+    return jax.device_put(value, jax.devices("cpu")[0])
 
-    def _here(self, value: Any) -> Any:
-        return jax.device_put(value, jax.devices("cpu")[0])
+
+class _Timed(NamedTuple):
+    """What a timetable computes. It holds no data, because compiled programs are kept longer than a run."""
+
+    start_plan: "_Seconds"
+    round_plan: "_Seconds"
+    n: int
+    places: int
+    buffer: int
+    once: bool
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """The key of its compiled programs."""
+        return self.start_plan.identity, self.round_plan.identity, *self[2:]
+
+    def first(self, inputs: Any) -> tuple[Any, Array]:
+        """The seconds of the start, and of the fastest client in round 0."""
+        consts, _, hyper, weights, seed = inputs
+        keys, t = engine.start_keys(seed, self.n), jnp.int32(0)
+        given = {"hyper": hyper, "t": t, "ids": keys.ids, "weights": weights, "key": keys.key, "chance": keys.chance}
+        duration = self._duration(inputs)
+        each = jax.vmap(lambda client: duration(client, t))(jnp.arange(self.n, dtype=jnp.int32))
+        return self.start_plan(consts, **given), jnp.min(each)
+
+    def start(self, inputs: Any) -> Queue:
+        """See `queue.start`."""
+        return queue.start(inputs[-1], self.n, self.places, self._duration(inputs))
+
+    def rounds(self, inputs: Any, before: Queue, begin: Any, count: Any) -> tuple[Queue, Events]:
+        """See `queue.rounds`."""
+        how = device.ROUNDS_AT_ONCE, self.buffer, self.once, inputs[-1], self._duration(inputs)
+        return queue.rounds(before, begin, count, *how)
 
     def _duration(self, inputs: Any) -> queue.Duration:
         _, consts, hyper, weights, seed = inputs
 
         def duration(client: Array, t: Array) -> Array:
             key = engine.choice_and_key(seed, t)[1]
-            return self._round(consts, hyper=hyper, t=t, ids=client[None], weights=weights, key=key, chance=key)
+            return self.round_plan(consts, hyper=hyper, t=t, ids=client[None], weights=weights, key=key, chance=key)
 
         return duration
 
@@ -199,7 +216,7 @@ class _Seconds:
     """The seconds that a plan takes, as a function of its inputs other than the state."""
 
     def __init__(self, plan: Plan) -> None:
-        self.consts, self._given, self.identity = plan.consts, plan.given, plan.identity
+        self._given, self.identity = plan.given, plan.identity
         self._jaxpr, self._used = jaxprs.prune(plan.jaxpr, [v is plan.outputs.seconds for v in plan.body.outputs])
         state = jax.tree.leaves(plan.inputs.carry)
         if any(used and v in state for v, used in zip(plan.body.inputs, self._used, strict=True)):

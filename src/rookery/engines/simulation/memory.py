@@ -22,13 +22,8 @@ def memory_of(device: Any) -> int:
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"])
-    return host_memory() // max(1, jax.local_device_count())
-
-
-def host_memory() -> int:
-    """The bytes of memory that this process may use."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([machine, *_cgroup_limits(Path("/"))])
+    return min([machine, *_cgroup_limits(Path("/"))]) // max(1, jax.local_device_count())
 
 
 def _cgroup_limits(root: Path) -> list[int]:

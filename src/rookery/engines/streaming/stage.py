@@ -17,7 +17,6 @@ from rookery.data.clients import Clients
 from rookery.data.rows import entries
 from rookery.engines import engine
 from rookery.engines.simulation import device
-from rookery.engines.simulation.memory import host_memory
 from rookery.engines.streaming import fetched
 from rookery.engines.streaming.fetched import Fetched, Level
 from rookery.plan.calls import Body, LoopCall, MapCall
@@ -25,7 +24,7 @@ from rookery.plan.trace import Plan
 
 PIECE = 2**25  # bytes of one transfer
 PARTS = 8  # a piece is as many eighths of PIECE as its rows need
-PINNED: int | None = None  # bytes of rows that may be copied to pinned memory; None: a fourth of the host's, for a GPU
+PINNED = 0  # bytes of rows that may be copied to pinned memory, from which a GPU reads them by itself
 
 
 class Used(NamedTuple):
@@ -234,10 +233,7 @@ class Runs(NamedTuple):
 
 def _pinned(levels: list[Used]) -> list[list[placement.Pinned]] | None:
     """Copies of the rows in pinned memory; None if they take too much of it, or the device cannot read it."""
-    most = PINNED
-    if most is None:
-        most = host_memory() // 4 if jax.default_backend() == "gpu" else 0
-    if sum(len(used.level.arrays[j]) * used.level.arrays[j].row_bytes for used in levels for j in used.arrays) > most:
+    if sum(len(used.level.arrays[j]) * used.level.arrays[j].row_bytes for used in levels for j in used.arrays) > PINNED:
         return None
     copies = [[placement.pinned(used.level.arrays[j]) for j in used.arrays] for used in levels]
     whole = [[copy for copy in arrays if copy is not None] for arrays in copies]
