@@ -112,7 +112,8 @@ class Together:
 def _side_by_side(program: Callable[..., Any], data: Any, rows: list[Any]) -> list[Any]:
     """The outputs of a program for each row of its arguments other than the data, which all rows share."""
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
-    outputs = jax.vmap(lambda consts, *rest: program(consts, data, *rest))(*stacked)
+    function = getattr(program, "__wrapped__", program)  # without `jax.jit`, whose options must not be nested
+    outputs = jax.vmap(lambda consts, *rest: function(consts, data, *rest))(*stacked)
     return [jax.tree.map(lambda a, k=k: a[k], outputs) for k in range(len(rows))]
 
 

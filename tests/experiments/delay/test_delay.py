@@ -204,5 +204,6 @@ def test_runs_side_by_side_equal_those_of_solve(driver, monkeypatch, key):
     wanted = [(make((0.1, 0.1)), 0), (make((0.3, 0.05)), 1)]
     solves = [partial(one_run.run, config, seed, None, lambda run: None) for config, seed in wanted]
     for run, solve in zip(driver.Together().run(solves), solves, strict=True):
+        assert not isinstance(run, Exception), run
         names = [name for name in run.history if name != "seconds"]
         pd.testing.assert_frame_equal(run.history[names], solve().history[names], rtol=1e-5, atol=1e-2)
