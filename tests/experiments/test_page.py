@@ -13,6 +13,7 @@ from rookery.experiments import EXPERIMENTS, page
 from rookery.experiments.asfbo import fig1, hetero
 from rookery.experiments.channels import shared as channels
 from rookery.experiments.choice import setting
+from rookery.experiments.delay import delay
 from rookery.experiments.fedbio import cleaning, fair, hyperrep
 from rookery.experiments.feddro import adult, images
 from rookery.experiments.feddro import fig1 as feddro_fig1
@@ -94,6 +95,7 @@ CHOSEN = {
     "channels-liars": lambda *key: channels.CHOSEN["channels-liars", *key],
     "channels-unlike": lambda *key: channels.CHOSEN["channels-unlike", *key],
     "channels-bytes": lambda *key: channels.CHOSEN["channels-bytes", *key],
+    "delay": lambda *key: delay.CHOSEN[key],
     "asfbo-fig1": lambda method, split: (fig1.CHOSEN[method, split],),
     "asfbo-hetero": lambda method, work: (hetero.HETERO_CHOSEN[method, work],),
     "fedbio-cleaning": lambda method: cleaning.CLEANING_CHOSEN[method],
@@ -154,3 +156,60 @@ def test_the_values_used_are_the_best_of_the_published_search(name: str) -> None
 
 def test_every_grid_is_held_against_what_is_used() -> None:
     assert {name for name, experiment in EXPERIMENTS.items() if experiment.grid is not None} == set(CHOSEN)
+
+
+def test_what_to_use_when_follows_from_the_results() -> None:
+    """The numbers of the page on slow clients, from its results."""
+    found = pd.read_csv(DOCS / "reproduction" / "delay" / "results.csv", low_memory=False)
+    page_text = (DOCS / "reproduction" / "delay.md").read_text()
+    early, over, late, even = 0.1, delay.OVER, delay.LATE, delay.EVEN
+
+    def says(words: str, *values: float, form: str = ".1f") -> None:
+        low, high = (f"{value:{form}}".replace("0.", ".") for value in (min(values), max(values)))
+        assert words.format(low, high) in page_text
+
+    def leads(mode: str, other: str, share: float = 1.0, metric: str = "accuracy", nested: bool = False) -> list[float]:
+        """In points, where clients are unlike."""
+        own = delay.ahead(found, mode, other, share, kind=delay.UNLIKE, metric=metric)
+        return [100 * lead.mean for name, lead in own.items() if not (nested and "FedAvg" in name)]
+
+    sooner = lambda mode: {key: delay.faster(found, *key).mean() for key in delay.run_keys(found, mode)}
+    says("end {} to {} times sooner", *sooner(over).values())
+    says("there {} to {} times sooner with nested", *(v for key, v in sooner(late).items() if key[1] != "FedAvg"))
+    weights = {
+        key: delay.at(found, key, metric="auc").mean()
+        for key in delay.keys(False)
+        if key[0] == delay.CLEAN and key[1] not in delay.SEVERAL
+    }
+    says("(AUC {} to {},", *(value for key, value in weights.items() if key[2] == late), form=".2f")
+    says("and {} to {} in the other modes", *(v for key, v in weights.items() if key[2] != late), form=".2f")
+    both = {round(lead.mean, 4) > 0 for lead in delay.ahead(found, late, over, 1 / 3).values()}
+    assert both == {True, False}
+
+    lost = [-lead for lead in leads(over, delay.SYNCHRONOUS, metric="slow") if lead]  # LFedNest has failed in both
+    assert len(lost) == 10
+    says("and {} to {} points are lost on their labels", *lost, form=".0f")
+    assert max(-lead for lead in leads(late, delay.SYNCHRONOUS, metric="slow")) < 2
+    says("{} to {} points ahead of them on all labels", *leads(late, delay.SYNCHRONOUS))
+    within = delay.ahead(found, late, delay.SYNCHRONOUS, 1.0, kind=delay.UNLIKE)
+    assert [lead.holds for lead in within.values()].count(None) == 2 == len(within) - 5
+    says(
+        "{} to {} points ahead on all labels with nested",
+        *leads(late, delay.SYNCHRONOUS, early, nested=True),
+        form=".0f",
+    )
+    says("another {} to {} points higher", *leads(even, late, metric="slow"), form=".0f")
+    assert max(leads(even, late, early)) < 0
+    assert all(run["clock"].max() >= delay.SECONDS for _, run in found.groupby(["run", "seed"]))
+
+    alike = {key: steps for key, steps in delay.CHOSEN.items() if key[3] == delay.ALIKE and key[1] not in delay.SEVERAL}
+    says("lower steps of {} to {} for", *(lower for key, (_, lower) in alike.items() if key[2] == late), form=".2f")
+    synchronous = [round(lower, 1) for key, (_, lower) in alike.items() if key[2] == delay.SYNCHRONOUS]
+    says("and of {} to {} for synchronous rounds", *synchronous, form=".1f")
+    begin = delay.ahead(found, late, delay.SYNCHRONOUS, early)
+    assert {name for name, lead in begin.items() if lead.mean < 0} >= {"representation, FedAvg", "cleaning, ASFBO"}
+    seconds = {m: delay.lengths(found, (delay.LEARN, m, delay.SYNCHRONOUS)).mean() for m in ("FedBiO", "FedAvg")}
+    assert round(seconds["FedBiO"] / seconds["FedAvg"]) == 6
+    for share in (early, 1 / 3, 1.0):
+        ends = [delay.at(found, (delay.LEARN, "FedAvg", mode), share).mean() for mode in delay.MODES]
+        assert max(ends) - min(ends) < 0.01

@@ -86,8 +86,8 @@ def _check_asynchronous(job: Job, cohort: int) -> None:
         )
     for needed in {"all clients", "synchronous rounds"} & set(getattr(job.algorithm, "needs", ())):
         raise ValueError(
-            f"asynchronous must be None for {type(job.algorithm).__name__}, which needs {needed}; got {how!r}. Leave it "
-            "out, or choose another method."
+            f"asynchronous must be None for {type(job.algorithm).__name__}, which needs {needed}; got {how!r}. Leave "
+            "it out, or choose another method."
         )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from rookery.experiments.delay import delay
 from rookery.experiments.machinery import one_run
+from rookery.language.channel import Faults
 from rookery.tasks import data_cleaning
 
 EXPERIMENT, STEPS = delay.delay, (0.1, 0.1)
@@ -143,6 +144,23 @@ def test_slow_clients_hold_the_last_labels(task):
         same = [np.sort(np.asarray(own.rows["image"]).sum(axis=1)) for own in (alike, unlike)]
         np.testing.assert_array_equal(*same)
         np.testing.assert_array_equal(alike.sizes, unlike.sizes)
+
+
+def test_over_selection_seldom_hears_slow_clients():
+    """The page says: 4 % of the replies that count are of the slowest 30 %, and the five slowest are never heard."""
+    rng, heard = np.random.default_rng(0), np.zeros(delay.CLIENTS)  # by how many clients are faster
+    for _ in range(4000):
+        cohort = np.sort(rng.choice(delay.CLIENTS, delay.AT_WORK, replace=False))
+        heard[cohort[: delay.HEARD]] += 1
+    slow = round(delay.SLOW * delay.CLIENTS)
+    assert round(heard[-slow:].sum() / heard.sum(), 2) == 0.04
+    assert (heard[-(delay.AT_WORK - delay.HEARD) :] == 0).all()
+
+
+def test_the_correction_of_over_selection_is_refused():
+    config = delay.config(True, (delay.LEARN, "FedAvg", delay.OVER), delay.ALIKE, STEPS)
+    with pytest.raises(ValueError, match="2 of 20 are always too late"):
+        one_run.run(config.but(faults=Faults(first=4, correct=True)), 0, None, lambda run: None)
 
 
 @pytest.fixture
