@@ -236,7 +236,7 @@ def test_what_is_counted() -> None:
 ALLOWED = """
     AFL ASFBO AccFCSGM AdaFBiO BRFedBi BRFedBiM ComFedL CompositionalFedAvg DSFedDRO Ditto F2SA2 FCSG FedAvg
     FedAvgSaddle FedBiO FedBiOLocal FedDRSCGD FedProx LAASFBO LFedNestNonAlt LocalBSGM LocalBSGVR LocalSCGDM
-    MEHA MomentumLocalSGDA NASA PDSGD ParallelSGD QFedAvg Scaffold ScaffoldSaddle ShroFBO SimFBO VPBGD
+    MEHA MomentumLocalSGDA NASA ParallelSGD QFedAvg Scaffold ScaffoldSaddle ShroFBO SimFBO VPBGD
 """
 
 
@@ -278,6 +278,10 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "staleness of control variates": (rk.Scaffold(), {"cohort": 3}, "count alike for Scaffold.*Give staleness=0"),
     "too few for memory": (rk.Ditto(), {}, r"cohort \+ buffer must be at most the 5 clients"),
     "the result in the same round": (rk.FineTuned(), {}, "need the result of the exchange in the same round"),
+    "needs synchronous rounds": (rk.PDSGD(), {}, "asynchronous must be None for PDSGD, which needs synchronous rounds"),
+    "no time in a later round": (
+        rk.FedAvg(), {"clock": rk.Clock(latency=[[1] * 5, [1, 1, 0, 1, 1]])}, "got one that takes 0 s",
+    ),
     "a mesh": (rk.FedAvg(), {"engine": rk.Simulation(mesh=2)}, "mesh must be left out"),
     "memory on the host": (rk.Ditto(), {"engine": rk.Simulation(memory="host")}, 'memory must be "device"'),
     "debugging": (rk.FedAvg(), {"engine": rk.Simulation(debug=True)}, "clock must be None with debug=True"),

@@ -171,6 +171,7 @@ class PDSGD:
     batch_size: BatchSize = None  # n_k; None: all the client's data
 
     solves: ClassVar[tuple[type, ...]] = (SingleLevel,)
+    needs: ClassVar[tuple[str, ...]] = ("synchronous rounds",)  # the r_i of a round are normalised by one level
 
     def init(self, fed: Fed, x: tree.Tree, y: tuple[()], key: Array) -> PrimalDualState:
         """Start at log r_i = 0 for every sample."""

@@ -84,10 +84,10 @@ def _check_asynchronous(job: Job, cohort: int) -> None:
             "asynchronous must be None in a private run, whose account counts on rounds with a cohort; got "
             f"{how!r}. Leave it out, or rk.private."
         )
-    if "all clients" in getattr(job.algorithm, "needs", ()):
+    for needed in {"all clients", "synchronous rounds"} & set(getattr(job.algorithm, "needs", ())):
         raise ValueError(
-            f"asynchronous must be None for {type(job.algorithm).__name__}, which needs all clients in every round; "
-            f"got {how!r}. Leave it out, or choose another method."
+            f"asynchronous must be None for {type(job.algorithm).__name__}, which needs {needed}; got {how!r}. Leave "
+            "it out, or choose another method."
         )
 
 

@@ -268,6 +268,7 @@ def _settings(job: Job, engine: Engine, session: Session, record: Record) -> dic
     }
     channel = getattr(session, "channel", job.channel)  # a private one is calibrated there
     options = {"channel": None if record.budget is not None else channel, "faults": job.faults}
+    options |= {"clock": job.clock, "asynchronous": job.asynchronous}
     settings |= {name: without_address(value) for name, value in options.items() if value is not None}
     cohort = job.cohort if job.chance is None else f"Poisson({job.chance * session.clients.n:g})"
     settings |= {} if record.budget is None else {"privacy": record.budget.settings}

@@ -5,6 +5,7 @@ until they arrive. Who begins when, and whose reply arrives when, is computed be
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -142,7 +143,8 @@ class Timetable:
         consts = first.consts, one_round.consts
         self.fingerprint = jaxprs.digest(first.fingerprint, one_round.fingerprint, *itertools.chain(*consts))
         seconds = _Seconds(first), _Seconds(one_round)
-        self._seconds = _Timed(*seconds, job.clients.n, job.cohort, job.replies, once)
+        rows = math.lcm(*map(len, clock.rates))
+        self._seconds = _Timed(*seconds, job.clients.n, job.cohort, job.replies, once, rows)
         self._inputs = _here((*consts, traced.hyper, job.clients.weights, traced.seed))
         self.before, shortest = map(float, self._call("first"))
         if not shortest > 0:
@@ -166,7 +168,11 @@ class Timetable:
 
 
 def _here(value: Any) -> Any:
-    return jax.device_put(value, jax.devices("cpu")[0])
+    """The value on the CPU, or on the default device where JAX has no CPU."""
+    try:
+        return jax.device_put(value, jax.devices("cpu")[0])
+    except RuntimeError:
+        return value
 
 
 class _Timed(NamedTuple):
@@ -178,6 +184,7 @@ class _Timed(NamedTuple):
     places: int
     buffer: int
     once: bool
+    rows: int  # the rounds after which the speeds begin again
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -185,13 +192,14 @@ class _Timed(NamedTuple):
         return self.start_plan.identity, self.round_plan.identity, *self[2:]
 
     def first(self, inputs: Any) -> tuple[Any, Array]:
-        """The seconds of the start, and of the fastest client in round 0."""
+        """The seconds of the start, and of the fastest client in any row of the speeds."""
         consts, _, hyper, weights, seed = inputs
         keys, t = engine.start_keys(seed, self.n), jnp.int32(0)
         given = {"hyper": hyper, "t": t, "ids": keys.ids, "weights": weights, "key": keys.key, "chance": keys.chance}
         duration = self._duration(inputs)
-        each = jax.vmap(lambda client: duration(client, t))(jnp.arange(self.n, dtype=jnp.int32))
-        return self.start_plan(consts, **given), jnp.min(each)
+        clients, rounds = (jnp.arange(count, dtype=jnp.int32) for count in (self.n, self.rows))
+        shortest = jax.lax.map(lambda t: jnp.min(jax.vmap(lambda client: duration(client, t))(clients)), rounds)
+        return self.start_plan(consts, **given), jnp.min(shortest)
 
     def start(self, inputs: Any) -> Queue:
         """See `queue.start`."""
