@@ -700,7 +700,9 @@ def test_several_runs_that_are_not_finite_from_the_start(ended, advice, tmp_path
     run = {"algorithm": "FedAvg", "task": "t", "seed": 0, **ended}
     monkeypatch.setattr(report, "read_description", lambda folder: run)
     for name in ("read", "write"):
-        monkeypatch.setattr(f"rookery.report.html.{name}", lambda *given: ([SimpleNamespace(metric="loss", history=pd.DataFrame())], []))
+        monkeypatch.setattr(
+            f"rookery.report.html.{name}", lambda *given: ([SimpleNamespace(metric="loss", history=pd.DataFrame())], [])
+        )
     monkeypatch.setattr(cli.grid, "collect", lambda *given: (None, [], []))
     monkeypatch.setattr(cli.grid, "comparison_table", lambda *given: "")
     monkeypatch.setattr(report, "compared", lambda *given: None)
