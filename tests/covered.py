@@ -307,7 +307,12 @@ COVERED: dict[str, dict[str, str]] = {
         "test_the_lower_levels_gradient_in_x[simulation-equal]": "test_the_lower_levels_gradient_in_x",
         "test_the_lower_levels_gradient_in_x[federation-equal]": "test_the_lower_levels_gradient_in_x",
     },
+    "golden/test_asynchronous.py": {
+        "test_fedavg[alike]": "test_control_variates",
+        "test_fedavg[recent]": "test_a_buffer_of_replies_that_are_too_old_fails",
+    },
     "language/test_clock.py": {
+        "test_on_every_kind_of_simulation[mesh]": "test_on_every_kind_of_simulation",
         "test_the_numbers_are_those_without_a_clock[FedBiOAcc-Bilevel]": "test_the_numbers_are_those_without_a_clock",
         "test_the_numbers_are_those_without_a_clock[FedNest-Bilevel]": "test_the_numbers_are_those_without_a_clock",
         "test_on_every_kind_of_simulation[blocks]": "test_on_every_kind_of_simulation",
