@@ -315,7 +315,6 @@ COVERED: dict[str, dict[str, str]] = {
         "test_on_every_kind_of_simulation[mesh]": "test_on_every_kind_of_simulation",
         "test_the_numbers_are_those_without_a_clock[FedBiOAcc-Bilevel]": "test_the_numbers_are_those_without_a_clock",
         "test_the_numbers_are_those_without_a_clock[FedNest-Bilevel]": "test_the_numbers_are_those_without_a_clock",
-        "test_on_every_kind_of_simulation[blocks]": "test_on_every_kind_of_simulation",
     },
 }
 
