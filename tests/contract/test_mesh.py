@@ -11,6 +11,7 @@ import pytest
 
 import rookery as rk
 from rookery.engines.engine import Job
+from rookery.engines.simulation.division import divide, mesh_of, shares
 from rookery.testing.runs import agree, close, outcome
 
 from .cases import HARD, case, job, pairs, ragged, together
@@ -171,3 +172,40 @@ def test_who_holds_a_part_of_the_clients_needs_the_mesh_it_was_loaded_for(mesh: 
     what.clients.here = range(0, 3)  # as Clients.from_loader sets it in the first of four processes
     with pytest.raises(ValueError, match=r'[Tt]his process holds .*mesh="all"'):
         solved(what, mesh)
+
+
+# How clients are divided.
+
+
+@pytest.mark.parametrize(("devices", "sizes"), [(2, [7, 7, 7]), (3, [4] * 9)])
+def test_equal_clients_keep_their_order(devices: int, sizes: list[int]) -> None:
+    each = -(-len(sizes) // devices)
+    held = shares(np.asarray(sizes), devices, each)
+    np.testing.assert_array_equal(np.concatenate(held), np.arange(len(sizes)))
+    assert max(map(len, held)) == each
+
+
+@pytest.mark.parametrize("devices", [2, 3, 8])
+@pytest.mark.parametrize("n", [8, 64, 1001])
+def test_unequal_clients_are_divided_by_number_and_by_samples(n: int, devices: int) -> None:
+    """No device has more samples than another by more than the largest client's."""
+    sizes = np.maximum(np.random.default_rng(n).lognormal(3, 1.5, n).astype(int), 1)
+    held = shares(sizes, devices, -(-n // devices))
+    np.testing.assert_array_equal(np.sort(np.concatenate(held)), np.arange(n))
+    assert max(map(len, held)) == -(-n // devices)
+    assert all((np.diff(sizes[clients]) >= 0).all() for clients in held)  # blocks have clients of like sizes
+    load = [sizes[clients].sum() for clients in held]
+    assert max(load) - min(load) <= sizes.max()
+
+
+def test_a_mesh_of_unequal_clients_holds_as_many_samples_on_each_device() -> None:
+    """Clients sorted by size, divided in their order, would give the first device most of the rows."""
+    sizes = np.sort(np.random.default_rng(0).integers(1, 100, 40))[::-1]
+    clients = rk.Clients.from_arrays({"a": np.arange(float(sizes.sum()))}, sizes)
+    division = divide(mesh_of(4), clients)
+    rows = division.divided(clients).lower.rows["a"]
+    assert rows.shape[0] <= 4 * (sizes.sum() / 4 + 10)
+    starts = np.cumsum(sizes) - sizes
+    for d, (shard, held) in enumerate(zip(rows.addressable_shards, division.held, strict=True)):
+        expected = np.concatenate([np.arange(starts[i], starts[i] + sizes[i]) for i in held])
+        np.testing.assert_array_equal(np.asarray(shard.data)[: len(expected)], expected, err_msg=f"device {d}")

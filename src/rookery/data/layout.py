@@ -90,12 +90,12 @@ class Layout:
         size = data.widest if data.widest == data.narrowest else data.sizes[i]
         return View(data.rows, data.offsets[i], size, data.widest, data.narrowest, data.chunk)
 
-    def members(self, ids: Int[Array, " cohort"] | None, first: Count = 0) -> Self:
+    def members(self, ids: Int[Array, " cohort"] | None, here: Int[Array, " cohort"] | None = None) -> Self:
         """Return the data of these clients side by side; `client_axes` says which leaves have a row for each.
 
         Arguments:
             ids: their numbers; None: only the shapes of one client's data.
-            first: the number of the first client whose data are here.
+            here: their places among the clients whose data are here; None: all clients' are.
         """
         rows: Callable[[Any], Any]
         number: Callable[[Any, Any], Any]
@@ -104,7 +104,7 @@ class Layout:
             number = lambda a, _: jax.ShapeDtypeStruct((1,), a.dtype)
         else:
             rows, number = lambda a: a, lambda a, at: entries(a, at)[:, None]
-        local = None if ids is None else ids - first
+        local = ids if here is None else here
 
         def member(data: ClientRows) -> ClientRows:
             numbers = number(data.offsets, local), number(data.sizes, local)

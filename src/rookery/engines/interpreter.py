@@ -319,7 +319,7 @@ class Interpreter(Visitor[Any]):
 
     def _worked(self, mapped: Mapped, ids: Any, counts: Any) -> None:
         if mapped.call.repeats:  # a client that is drawn twice works once
-            counts = jnp.where(jnp.diff(ids, prepend=-1)[:, None, None] > 0, counts, 0)
+            counts = jnp.where(jnp.diff(ids, prepend=-1)[:, None, None] != 0, counts, 0)
         self._worked_here.append(counts)
 
     def _worked_at_center(self, counts: Any) -> None:

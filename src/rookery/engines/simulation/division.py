@@ -1,11 +1,13 @@
 """The division of clients among devices: which device has which clients, and their data placed there."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
@@ -34,33 +36,107 @@ def mesh_of(setting: Any) -> Mesh:
     return Mesh(devices, (AXIS,))
 
 
-@dataclass(frozen=True)
+def divide(mesh: Mesh, clients: Clients) -> "Division":
+    """Divide clients among devices: as many for each, and of unequal ones about as many samples.
+
+    The devices of a process have the clients that `Clients.from_loader` loads there.
+    """
+    n, each = clients.n, -(-clients.n // mesh.size)
+    levels = [level for level in (clients.lower, clients.upper) if level is not None]
+    samples = sum((np.asarray(level.sizes, np.int64) for level in levels), np.zeros(n, np.int64))
+    held: list[np.ndarray] = []
+    for _, devices in itertools.groupby(device.process_index for device in mesh.devices):
+        count = len(list(devices))
+        first, last = (min(each * d, n) for d in (len(held), len(held) + count))
+        held += [first + share for share in shares(samples[first:last], count, each)]
+    return Division(mesh, tuple(held))
+
+
+def shares(samples: np.ndarray, devices: int, each: int) -> list[np.ndarray]:
+    """Return the clients of each device, at most `each`, the smallest first; of equal ones, the first `each` and so on.
+
+    The largest clients are dealt first, one to every device, the largest of them to the device with the fewest samples.
+    """
+    n = len(samples)
+    if n == 0 or samples.min() == samples.max() or devices == 1:
+        return [np.arange(min(each * d, n), min(each * (d + 1), n)) for d in range(devices)]
+    dealt = np.full((-(-n // devices), devices), n)
+    dealt.reshape(-1)[:n] = np.argsort(-samples, kind="stable")
+    sizes, load = np.append(samples, 0), np.zeros(devices, np.int64)
+    for row in dealt:
+        order = np.argsort(load, kind="stable")
+        row[order] = row.copy()
+        load += sizes[row]
+    return [column[column < n][::-1] for column in dealt.T]
+
+
+@dataclass(frozen=True, eq=False)
 class Division:
-    """Which device has which clients: device d those from d·each on, the last devices perhaps fewer or none."""
+    """Which device has which clients.
+
+    The rows of an array that is divided are slots: device d has those from d·each on, one for each of its clients.
+    """
 
     mesh: Mesh
-    n: int
+    held: tuple[np.ndarray, ...]  # by device, its clients
 
     @property
     def devices(self) -> int:
         """The number of devices."""
         return self.mesh.size
 
+    @cached_property
+    def n(self) -> int:
+        """The number of clients."""
+        return sum(map(len, self.held))
+
     @property
     def each(self) -> int:
-        """The most clients that a device has."""
+        """The slots of a device."""
         return -(-self.n // self.devices)
 
-    def bounds(self, device: int) -> tuple[int, int]:
-        """The first client of a device, and the one after its last."""
-        return min(device * self.each, self.n), min((device + 1) * self.each, self.n)
+    @cached_property
+    def slots(self) -> np.ndarray | None:
+        """The slot of each client; None: its own number."""
+        slots = np.empty(self.n, np.int32)
+        for d, clients in enumerate(self.held):
+            slots[clients] = d * self.each + np.arange(len(clients))
+        return None if np.array_equal(slots, np.arange(self.n)) else slots
+
+    def slots_of(self, ids: Array) -> Array:
+        """The slots of these clients."""
+        return ids if self.slots is None else jnp.asarray(self.slots)[ids]
+
+    def client_at(self, slots: Array) -> Array:
+        """The clients in these slots."""
+        if self.slots is None:
+            return slots
+        clients = np.zeros(self.devices * self.each, np.int32)
+        clients[self.slots] = np.arange(self.n)
+        return jnp.asarray(clients)[slots]
+
+    def by_client(self, leaf: Any) -> Any:
+        """An array with a row for each slot, with its rows in the order of clients; the rest comes last."""
+        return leaf if self.slots is None else self._reordered(leaf, self._clients_first)
+
+    def by_slot(self, leaf: Any) -> Any:
+        """The inverse of `by_client`."""
+        return leaf if self.slots is None else self._reordered(leaf, np.argsort(self._clients_first))
+
+    @cached_property
+    def _clients_first(self) -> np.ndarray:
+        assert self.slots is not None
+        return np.concatenate([self.slots, np.setdiff1d(np.arange(self.devices * self.each), self.slots)])
+
+    def _reordered(self, leaf: Any, rows: np.ndarray) -> Any:
+        divided = NamedSharding(self.mesh, DIVIDED)
+        return jax.jit(lambda a, rows: a[rows], out_shardings=divided)(leaf, self.replicated(rows))
 
     def check(self, clients: Clients) -> None:
         """Raise ValueError if this process does not hold the data of its devices' clients."""
         local = [d for d, device in enumerate(self.mesh.devices) if device.process_index == jax.process_index()]
-        needed = [self.bounds(d) for d in local]
         here = range(clients.n) if clients.here is None else clients.here
-        if any(first < last and not (here.start <= first and last <= here.stop) for first, last in needed):
+        if any(((self.held[d] < here.start) | (self.held[d] >= here.stop)).any() for d in local):
             raise ValueError(
                 f"Simulation: this process holds the data of clients {here.start} to {here.stop - 1}, but its devices "
                 'in the mesh have other clients. Give mesh="all", for which Clients.from_loader loads.'
@@ -88,24 +164,28 @@ class Division:
 
     def _longest(self, data: ClientRows) -> int:
         """The most samples that a device has."""
-        ends = np.concatenate([[0], np.cumsum(np.asarray(data.sizes, np.int64))])
-        return max(int(ends[last] - ends[first]) for first, last in map(self.bounds, range(self.devices)))
+        sizes = np.asarray(data.sizes, np.int64)
+        return max(int(sizes[clients].sum()) for clients in self.held)
 
     def _place(self, data: ClientRows, begin: int) -> ClientRows:
         """A level's data on the devices, from rows that begin with those of client `begin`."""
         sizes = np.asarray(data.sizes, np.int64)
         ends = np.concatenate([[0], np.cumsum(sizes)])
-        bounds = [self.bounds(d) for d in range(self.devices)]
         longest = self._longest(data)
         sizes_there = np.full((self.devices, self.each), data.narrowest, np.int32)
         offsets = np.zeros((self.devices, self.each), np.int32)
-        for d, (first, last) in enumerate(bounds):
-            sizes_there[d, : last - first] = sizes[first:last]
-            offsets[d, : last - first] = ends[first:last] - ends[first]
+        for d, clients in enumerate(self.held):
+            sizes_there[d, : len(clients)] = sizes[clients]
+            offsets[d, : len(clients)] = np.cumsum(sizes[clients]) - sizes[clients]
 
         def piece(rows: Any, d: int) -> np.ndarray:
-            first, last = (int(ends[i] - ends[begin]) for i in bounds[d])
-            local = np.asarray(rows)[first:last]
+            clients, local = self.held[d], np.asarray(rows)
+            if self.slots is None and len(clients):
+                local = local[ends[clients[0]] - ends[begin] : ends[clients[-1] + 1] - ends[begin]]
+            else:
+                counts = sizes[clients]
+                starts = ends[clients] - ends[begin] - offsets[d, : len(clients)]
+                local = local[np.repeat(starts, counts) + np.arange(counts.sum())]
             return np.concatenate([local, np.zeros((longest - len(local), *local.shape[1:]), local.dtype)])
 
         rows = jax.tree.map(lambda a: self._put(partial(piece, a), longest, a), data.rows)

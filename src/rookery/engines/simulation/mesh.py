@@ -25,7 +25,7 @@ from rookery.engines.engine import Job
 from rookery.engines.folders import Padded
 from rookery.engines.interpreter import Block, Interpreter, Mapped, is_within, weighted_sum
 from rookery.engines.simulation import device
-from rookery.engines.simulation.division import AXIS, DIVIDED, EVERYWHERE, Division, mesh_of, undivided_shapes
+from rookery.engines.simulation.division import AXIS, DIVIDED, EVERYWHERE, Division, divide, mesh_of, undivided_shapes
 from rookery.language import ledger
 from rookery.language.ledger import Amounts
 from rookery.language.primitives import zeroed
@@ -83,7 +83,7 @@ class Session(device.Session):
     """A run on many devices, of this process or of several."""
 
     def __init__(self, job: Job, settings: device.Settings) -> None:
-        self._division = division = Division(mesh_of(settings.mesh), job.clients.n)
+        self._division = division = divide(mesh_of(settings.mesh), job.clients)
         if division.devices > division.n:
             raise ValueError(
                 f"Simulation: mesh must have at most one device for each of the {division.n} clients; got "
@@ -124,7 +124,7 @@ class Session(device.Session):
     @property
     def memory(self) -> Any:
         """What the clients remember, one row for each, on the host: one device may not have room for all of it."""
-        return jax.tree.map(lambda a: self._whole(a)[: self._division.n], self._carry.memory)
+        return jax.tree.map(lambda a: self._whole(self._division.by_client(a))[: self._division.n], self._carry.memory)
 
     def _whole(self, leaf: Any) -> Any:
         """The whole of an array that is divided among the devices."""
@@ -134,9 +134,13 @@ class Session(device.Session):
         return np.array(leaf) if self.processes.count == 1 else multihost_utils.process_allgather(leaf, tiled=True)
 
     def save(self) -> Carry:
-        padded = lambda leaf: Padded(leaf, self._division.n)
+        padded = lambda leaf: Padded(self._division.by_client(leaf), self._division.n)
         memory, client = jax.tree.map(padded, (self._carry.memory, self._carry.client))
         return self._carry._replace(memory=memory, client=client)
+
+    def restore(self, saved: Any, rounds: int) -> None:
+        memory, client = jax.tree.map(self._division.by_slot, (saved.memory, saved.client))
+        super().restore(saved._replace(memory=memory, client=client), rounds)
 
     def by_client(self) -> None:
         """None: the rows are on several devices, and each process writes its own."""
@@ -167,7 +171,8 @@ class Session(device.Session):
             divided = jax.shard_map(whole, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
             return engine.compiled(of, divided, donate_argnums=donate)
 
-        key = (name, of.identity, device.shapes(self._data), self._block, *fixed, mesh)
+        slots = b"" if self._division.slots is None else self._division.slots.tobytes()
+        key = (name, of.identity, device.shapes(self._data), self._block, *fixed, mesh, slots)
         return engine.PROGRAMS.find(key, make)
 
 
@@ -209,7 +214,7 @@ class Program(device.Program):
 
 
 class Members:
-    """The members of a cohort that this device holds: a range of `ids`, which ascend, padded to a fixed length.
+    """The members of a cohort that this device holds, in the order of their slots, padded to a fixed length.
 
     Attributes:
         most: the fixed length.
@@ -222,16 +227,25 @@ class Members:
     def __init__(self, ids: Any, division: Division, repeats: bool = False) -> None:
         size, first = len(ids), jax.lax.axis_index(AXIS) * division.each
         self.most = size if repeats else min(size, division.each)
-        before, after = (jnp.searchsorted(ids, end).astype(jnp.int32) for end in (first, first + division.each))
+        slots, order = _by_slot(ids, division)
+        before, after = (jnp.searchsorted(slots, end).astype(jnp.int32) for end in (first, first + division.each))
         self.count = after - before
-        self.places = jnp.minimum(before + jnp.arange(self.most, dtype=jnp.int32), size - 1)
+        ranks = jnp.minimum(before + jnp.arange(self.most, dtype=jnp.int32), size - 1)
+        self.places = ranks if order is None else order[ranks]
         self.valid = jnp.arange(self.most) < self.count
-        self.local = jnp.where(self.valid, ids[self.places] - first, 0)
-        self.ids = first + self.local
+        self.local = jnp.where(self.valid, slots[ranks] - first, 0)
+        self.ids = division.client_at(first + self.local)
 
     def of(self, entries: Any) -> Any:
         """The members' entries, from one for each client of the cohort."""
         return entries[self.places]
+
+
+def _by_slot(ids: Any, division: Division) -> tuple[Any, Any]:
+    """The slots of a cohort in ascending order, and the places of these clients in the cohort; None: the same order."""
+    slots = division.slots_of(ids)
+    order = None if division.slots is None else jnp.argsort(slots)
+    return slots if order is None else slots[order], order
 
 
 class _Share(Interpreter):
@@ -242,7 +256,8 @@ class _Share(Interpreter):
         self._division = division
 
     def _members(self, ids: Any) -> Clients:
-        return self._clients.members(ids, jax.lax.axis_index(AXIS) * self._division.each)
+        here = self._division.slots_of(ids) - jax.lax.axis_index(AXIS) * self._division.each
+        return self._clients.members(ids, jnp.clip(here, 0, self._division.each - 1))
 
     def _inside(self) -> Interpreter:
         return _Share(self._clients, self._axes, self._block, self._division)
@@ -263,9 +278,11 @@ class _Share(Interpreter):
             return jax.random.wrap_key_data(words, impl=jax.random.key_impl(rows))
         each = self._division.each
         by_device = jax.lax.all_gather(rows, AXIS)
-        begins = jnp.searchsorted(ids, jnp.arange(self._division.devices, dtype=jnp.int32) * each).astype(jnp.int32)
-        owner = ids // each
-        return by_device[owner, jnp.arange(len(ids), dtype=jnp.int32) - begins[owner]]
+        slots, order = _by_slot(ids, self._division)
+        begins = jnp.searchsorted(slots, jnp.arange(self._division.devices, dtype=jnp.int32) * each).astype(jnp.int32)
+        owner = slots // each
+        in_slots = by_device[owner, jnp.arange(len(ids), dtype=jnp.int32) - begins[owner]]
+        return in_slots if order is None else jnp.zeros_like(in_slots).at[order].set(in_slots)
 
     def _weighted_sums(self, ids: Any, weights: Any, values: list[Any]) -> list[Any]:
         group = self._group(values)

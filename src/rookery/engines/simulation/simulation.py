@@ -18,8 +18,9 @@ class Simulation(device.Settings):
             "auto": as many as fit, by an estimate made before anything is compiled; on a CPU at most 128, or one if
             local steps multiply large matrices.
         mesh: devices to divide the clients and their memory among: "all" (every device of every process), a number of
-            devices, or a `jax.sharding.Mesh`. Each device computes the members of a cohort that it holds; the results
-            equal those of one device up to rounding. None: one device.
+            devices, or a `jax.sharding.Mesh`. All hold the same number of clients and about the same number of samples,
+            and each computes the members of a cohort that it holds; the results equal those of one device up to
+            rounding. None: one device.
         debug: run one client at a time, without compilation, and name the client and the step where the first value
             that is not finite appears.
         convolutions: how convolutions and pooling are computed. "products": as slices and matrix products; "xla": as
