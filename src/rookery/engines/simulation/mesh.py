@@ -346,7 +346,8 @@ class _Share(Interpreter):
 
     def _share_of(self, block: int, ids: Any, most: int) -> int:
         """The block with which a device's share of a cohort, at most `most` clients, wastes little."""
-        if len(ids) == self._division.n and most == self._division.each:  # every client takes part
+        equal = self._division.slots is None  # of unequal clients, a block takes as long as its largest
+        if equal and len(ids) == self._division.n and most == self._division.each:  # every client takes part
             return -(-most // -(-most // min(block, most)))
         if isinstance(self._block, int):
             return min(block, most)
