@@ -138,7 +138,7 @@ def test_it_is_chosen_where_the_device_is_full(monkeypatch: pytest.MonkeyPatch) 
     """On an accelerator: on a CPU both are the same memory."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert not isinstance(rk.Simulation().open(_job()), remembered.Session)
-    monkeypatch.setattr("rookery.engines.simulation.device.memory_of", lambda device: 6000)
+    monkeypatch.setattr("rookery.engines.simulation.memory.memory_of", lambda device: 6000)
     session = rk.Simulation().open(_job())
     assert isinstance(session, remembered.Session)
     assert "What clients remember (720 bytes) stays on the host." in session.notes

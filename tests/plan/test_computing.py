@@ -191,7 +191,7 @@ def session(block: Any = "auto", cohort: int = 3) -> Any:
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(simulation, "memory_of", lambda device: limit)
+    monkeypatch.setattr(room, "memory_of", lambda device: limit)
 
 
 def test_as_many_as_fit(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

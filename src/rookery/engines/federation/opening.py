@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from rookery.base.jaxprs import digest
 from rookery.base.printable import printable
+from rookery.data.clients import Clients
 from rookery.data.rows import ClientRows
 from rookery.engines import engine
 from rookery.engines.federation import description
@@ -158,3 +160,49 @@ def check_opening(header: dict[str, Any]) -> None:
             raise RefusedError(
                 f"the opening's {name!r} must be at most {most}, as there are {clients} clients; got {header[name]}."
             )
+
+
+def described_clients(header: dict[str, Any], data: Clients) -> Clients:
+    """Return the federation's clients as the message describes them, shapes without data, to a site that has `data`."""
+    levels = header["levels"]
+    integers: Callable[[int], Any] = lambda n: jax.ShapeDtypeStruct((n,), jnp.int32)
+    everyone = integers(header["clients"])
+    if set(levels) != {name for name, source in data.levels().items() if source is not None}:
+        raise RefusedError(f"its data must have the coordinator's levels, {', '.join(sorted(levels))}; it has others.")
+
+    def level(name: str, source: ClientRows | None) -> ClientRows | None:
+        if source is None:
+            return None
+        widest, narrowest, chunk = levels[name]
+        size = int(source.sizes[0])
+        if size != header["sizes"].get(name):
+            raise RefusedError(f"its number of samples ({name}) has changed since it connected. Start the site again.")
+        if not narrowest <= size <= widest:
+            raise RefusedError(
+                f"the opening must allow for its number of samples ({name}), {size}; got {narrowest} to {widest}."
+            )
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((widest, *a.shape[1:]), a.dtype), source.rows)
+        return ClientRows(rows, everyone, everyone, widest, narrowest, chunk)
+
+    sources = [level(name, source) for name, source in data.levels().items()]
+    weights = jax.ShapeDtypeStruct((header["clients"],), jnp.result_type(float))
+    center = None
+    if header["center"] is not None:
+        one, size = integers(1), header["center"]["size"]
+        center = ClientRows(_center_rows(header["center"]["sample"], size, data), one, one, size, size, None)
+    return Clients.tree_unflatten((header["replace"], header["center_client"]), (*sources, weights, center))
+
+
+def _center_rows(sample: list[Any], size: int, data: Clients) -> Any:
+    """Return the shapes of the centre's rows, with the structure of this site's, or of its clients' samples."""
+    like = data.lower.rows if data.center is None else data.center.rows
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    if [jax.tree_util.keystr(path) for path, _ in leaves] != [name for name, _, _ in sample]:
+        raise RefusedError("the centre's samples must have the arrays of this site's; they have others.")
+    try:
+        shapes = [jax.ShapeDtypeStruct((size, *shape), jnp.dtype(dtype)) for _, shape, dtype in sample]
+    except TypeError as error:
+        raise RefusedError(
+            "the centre's samples must have arrays of types that are known here; they have another."
+        ) from error
+    return jax.tree.unflatten(structure, shapes)

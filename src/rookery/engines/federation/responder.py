@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 import rookery
 from rookery.base.jaxprs import digest
 from rookery.base.printable import failure, printable
 from rookery.data.clients import Clients
-from rookery.data.rows import ClientRows
 from rookery.engines.checks import check_features, check_means, check_measure, check_whole_batches, start_values
 from rookery.engines.federation import description, wire
 from rookery.engines.federation.agreement import Declared, declared, differences
@@ -29,7 +27,7 @@ from rookery.engines.federation.dataflow import asks_everyone, secure_times
 from rookery.engines.federation.entropy import Entropy
 from rookery.engines.federation.guard import PlanGuard, Rule
 from rookery.engines.federation.identity import Identity
-from rookery.engines.federation.opening import check_opening, fingerprint, is_run_name, sample_of
+from rookery.engines.federation.opening import check_opening, described_clients, fingerprint, is_run_name, sample_of
 from rookery.engines.federation.site import Guard, Noise, RefusedError, Site
 from rookery.engines.federation.spending import Prices, multipliers, prices
 from rookery.engines.federation.store import Store, locked
@@ -254,7 +252,7 @@ class Responder:
         faults = description.build(header["faults"], classes)
         if is_private_for_records(channel) and channel.levels != ():
             multipliers(channel)
-        clients = self._described(header)
+        clients = described_clients(header, self._study.data)
         plans, _ = self._trace(header, clients, algorithm, channel, faults)
         ours, theirs = fingerprint(plans), header["fingerprint"]
         if ours != theirs:
@@ -296,40 +294,6 @@ class Responder:
             return description.build(described, classes)
         except ValueError as error:
             raise RefusedError(f"the coordinator's {kind}: {error}") from error
-
-    def _described(self, header: dict[str, Any]) -> Clients:
-        """Return the federation's clients as the message describes them: shapes without data."""
-        data, levels = self._study.data, header["levels"]
-        integers: Callable[[int], Any] = lambda n: jax.ShapeDtypeStruct((n,), jnp.int32)
-        everyone = integers(header["clients"])
-        if set(levels) != {name for name, source in data.levels().items() if source is not None}:
-            raise RefusedError(
-                f"its data must have the coordinator's levels, {', '.join(sorted(levels))}; it has others."
-            )
-
-        def level(name: str, source: ClientRows | None) -> ClientRows | None:
-            if source is None:
-                return None
-            widest, narrowest, chunk = levels[name]
-            size = int(source.sizes[0])
-            if size != header["sizes"].get(name):
-                raise RefusedError(
-                    f"its number of samples ({name}) has changed since it connected. Start the site again."
-                )
-            if not narrowest <= size <= widest:
-                raise RefusedError(
-                    f"the opening must allow for its number of samples ({name}), {size}; got {narrowest} to {widest}."
-                )
-            rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((widest, *a.shape[1:]), a.dtype), source.rows)
-            return ClientRows(rows, everyone, everyone, widest, narrowest, chunk)
-
-        sources = [level(name, source) for name, source in data.levels().items()]
-        weights = jax.ShapeDtypeStruct((header["clients"],), jnp.result_type(float))
-        center = None
-        if header["center"] is not None:
-            one, size = integers(1), header["center"]["size"]
-            center = ClientRows(_center_rows(header["center"]["sample"], size, data), one, one, size, size, None)
-        return Clients.tree_unflatten((header["replace"], header["center_client"]), (*sources, weights, center))
 
     def _trace(
         self, header: dict[str, Any], clients: Clients, algorithm: Any, channel: Any, faults: Any
@@ -421,21 +385,6 @@ class Responder:
             self._site, self._run, self._opening = None, "", {}
             self.done, self.reason = True, printable(header.get("why", ""), _WHY) or self.reason
         return wire.encode({"answer": "value", "number": number}, [])
-
-
-def _center_rows(sample: list[Any], size: int, data: Clients) -> Any:
-    """Return the shapes of the centre's rows, with the structure of this site's, or of its clients' samples."""
-    like = data.lower.rows if data.center is None else data.center.rows
-    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    if [jax.tree_util.keystr(path) for path, _ in leaves] != [name for name, _, _ in sample]:
-        raise RefusedError("the centre's samples must have the arrays of this site's; they have others.")
-    try:
-        shapes = [jax.ShapeDtypeStruct((size, *shape), jnp.dtype(dtype)) for _, shape, dtype in sample]
-    except TypeError as error:
-        raise RefusedError(
-            "the centre's samples must have arrays of types that are known here; they have another."
-        ) from error
-    return jax.tree.unflatten(structure, shapes)
 
 
 def _ragged(clients: Clients) -> bool:

@@ -2,12 +2,14 @@
 
 import os
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from rookery.base import compat, jaxprs
 from rookery.base.compat import Jaxpr, Literal, Var
+from rookery.base.processes import Processes
+from rookery.engines import engine
 from rookery.language import ledger
 from rookery.plan.calls import MapCall
 from rookery.plan.trace import Plan
@@ -152,3 +154,39 @@ class MemoryEstimate:
             f"{self.side_by_side:,} of {cohort:,} clients are computed side by side: each takes about "
             f"{readable(self.per_client)}, and the device has {readable(self.limit)}."
         ]
+
+
+class _Sizes(NamedTuple):
+    """The bytes of the clients' data on the device, of the state, and of what clients remember."""
+
+    data: int
+    state: int
+    remembered: int
+
+
+def _sizes(traced: engine.Traced) -> _Sizes:
+    carry, clients = traced.start.made.carry, traced.job.clients
+    state, remembered = (ledger.nbytes(jax.tree.leaves(part)) for part in ((carry.state, carry.server), carry[1:3]))
+    on_device = () if clients.placement == "host" else jax.tree.leaves(clients)
+    return _Sizes(sum(getattr(leaf, "nbytes", 0) for leaf in on_device), state, remembered)
+
+
+def fits(traced: engine.Traced, share: float) -> bool:
+    """Whether data, state and what clients remember take at most this share of a device."""
+    return sum(_sizes(traced)) <= share * memory_of(jax.local_devices()[0])
+
+
+def memory_estimate(
+    traced: engine.Traced, devices: int, processes: Processes, remembered: int | None = None
+) -> MemoryEstimate:
+    """The estimate for the smallest device of all processes, if clients are divided among `devices`.
+
+    `remembered`: the bytes on the device of what clients remember; None: all of it.
+    """
+    clients = traced.job.clients
+    data, state, whole = _sizes(traced)
+    remembered = whole if remembered is None else remembered
+    among = devices if clients.here is None else jax.local_device_count()
+    limit = min(processes.gather(memory_of(jax.local_devices()[0])))
+    kept, axes = state + -(-remembered // devices), traced.setting.clients.client_axes()
+    return MemoryEstimate(limit, -(-data // among), kept, [traced.start, traced.round], axes)

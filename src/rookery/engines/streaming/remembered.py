@@ -15,7 +15,7 @@ from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
 from rookery.engines import engine
 from rookery.engines.simulation import device
-from rookery.engines.simulation.memory import readable
+from rookery.engines.simulation.memory import fits, readable
 from rookery.engines.streaming.cohorts import Cohorts
 from rookery.language import ledger
 from rookery.language.ledger import Amounts
@@ -36,7 +36,7 @@ def chosen(traced: engine.Traced, settings: device.Settings) -> bool:
         if reason:
             raise ValueError(f'Simulation: memory must be "device" {reason}; got "host".')
         return True
-    return jax.default_backend() != "cpu" and not reason and not device.fits(traced, _SHARE)
+    return jax.default_backend() != "cpu" and not reason and not fits(traced, _SHARE)
 
 
 def _reason_against(traced: engine.Traced, rows: list[Any]) -> str:
