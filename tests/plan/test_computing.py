@@ -11,7 +11,6 @@ import pytest
 
 import rookery as rk
 from rookery.engines.engine import Job
-from rookery.engines.simulation import device as simulation
 from rookery.engines.simulation import memory as room
 from rookery.plan.computing import Computing
 
