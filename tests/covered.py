@@ -16,14 +16,18 @@ COVERED: dict[str, dict[str, str]] = {
         "test_equals_bisection": "parts/test_projection_properties.py::test_simplex",
     },
     "golden/test_robust_baselines.py": {
+        "test_afl": "test_drfa",
+        "test_fast_dro[chi2 penalty-False-3]": "test_fast_dro",
         "test_q_fedavg_without_fairness_is_fedavg": "test_q_fedavg",
     },
     "golden/test_asfbo.py": {
+        "test_equals_the_transcription[ShroFBO]": TRANSCRIPTION,
         "test_equals_the_transcription[LAASFBO]": TRANSCRIPTION,
         "test_equals_the_transcription[SimFBO]": TRANSCRIPTION,
     },
     "golden/test_bome.py": {"test_the_gap_falls_as_the_barrier_promises": TRANSCRIPTION},
     "golden/test_br_fedbi.py": {
+        "test_the_coin_decides_for_all_clients_how_many_samples_they_take": "test_estimates_on_full_batches_telescope",
         "test_br_fedbi_equals_the_transcription_under_a_rule": "test_momentum_equals_the_transcription",
         "test_with_the_mean_it_is_fedbio_with_one_step_and_shared_batches": "test_estimates_on_full_batches_telescope",
         "test_seven_equal_honest_clients_reach_the_solution_beside_three_liars": (
@@ -31,20 +35,29 @@ COVERED: dict[str, dict[str, str]] = {
         ),
     },
     "golden/test_cited_bilevel.py": {
-        "test_local_momentum_equals_the_transcription[False]": "test_local_momentum_equals_the_transcription",
+        "test_aggitd_equals_the_transcription_for_one_q_in_each_round": "test_fedmbo_equals_the_transcription",
+        "test_local_momentum_equals_the_transcription": "test_adafbio_equals_the_transcription",
         "test_stocbio_is_exact_on_unlike_clients": "test_mrbo_equals_the_transcription",
     },
     "golden/test_cobo.py": {
+        "test_each_client_evaluates_its_own_model_on_both_engines": (
+            "run/test_evaluation.py::test_means_and_quantiles_are_those_of_the_clients"
+        ),
         "test_equals_the_transcription[one step]": TRANSCRIPTION,
         "test_equals_the_transcription[one step, an even cohort, the cosine]": "test_the_weights_become_the_clusters",
         "test_the_weights_become_the_clusters[False]": "test_the_weights_become_the_clusters",
         "test_fixed_weights_end_at_the_root_of_a_linear_system": TRANSCRIPTION,
     },
     "golden/test_fedbio.py": {
+        "test_equals_the_transcription[FedBiOAcc]": TRANSCRIPTION,
         "test_equals_the_transcription[FedBiOLocal]": TRANSCRIPTION,
         "test_equals_the_transcription[FedBiO]": TRANSCRIPTION,
     },
     "golden/test_feddro.py": {
+        "test_equals_the_transcription[GCIVR]": TRANSCRIPTION,
+        "test_equals_the_transcription[SCGD]": TRANSCRIPTION,
+        "test_equals_the_transcription[DSFedDRO]": TRANSCRIPTION,
+        "test_shared_inner_values_converge": "test_counterexample_trajectories",
         "test_equals_the_transcription[MBSGD]": TRANSCRIPTION,
         "test_equals_the_transcription[ParallelSGD]": TRANSCRIPTION,
         "test_equals_the_transcription[FedAvg II]": "test_counterexample_trajectories",
@@ -53,18 +66,28 @@ COVERED: dict[str, dict[str, str]] = {
         "test_counterexample_trajectories[FedDRO-1.5-golden3]": TRANSCRIPTION,
     },
     "golden/test_fedmsa.py": {
+        "test_compositional_problems_equal_the_transcription": (
+            "golden/test_multi_level.py::test_equals_the_transcription"
+        ),
+        "test_all_clients_in_phase_1_make_the_limit_exact_with_one_client_in_phase_2": TRANSCRIPTION,
         "test_the_limit_is_the_solution_for_any_number_of_local_steps": TRANSCRIPTION,
         "test_one_local_step_without_momentum_is_soba": TRANSCRIPTION,
-        "test_the_limit_of_a_composition_is_the_solution": "test_compositional_problems_equal_the_transcription",
+        "test_the_limit_of_a_composition_is_the_solution": "golden/test_multi_level.py::test_equals_the_transcription",
     },
     "golden/test_fednest.py": {
+        "test_equals_the_transcription[LFedNestSVRG-bilevel]": "test_a_cohort_is_averaged_by_its_own_weights",
+        "test_equals_the_transcription[FedNest-minimax]": TRANSCRIPTION,
         "test_equals_the_transcription[FedNestSGD-bilevel]": TRANSCRIPTION,
         "test_equals_the_transcription[FedNest-bilevel]": "test_a_cohort_is_averaged_by_its_own_weights",
-        "test_equals_the_transcription[LFedNest-bilevel]": TRANSCRIPTION,
         "test_equals_the_transcription[LFedNestNonAlt-bilevel]": TRANSCRIPTION,
         "test_compositional_local_steps_are_exactly_x_minus_alpha_tau_h": "test_compositional_start_without_y",
     },
     "golden/test_first_order.py": {
+        "test_equals_the_transcription[F2SA2-anchor-None]": TRANSCRIPTION,
+        "test_equals_the_transcription[VPBGD-none-None]": TRANSCRIPTION,
+        "test_an_optimizer_at_the_server_steps_both_lower_variables": (
+            "contract/test_server_optimizer.py::test_a_tuple_of_moments_only_where_there_are_several_lower_variables"
+        ),
         "test_equals_the_transcription[F2SA-none-None]": TRANSCRIPTION,
         "test_sgha_equals_the_transcription[True]": "test_sgha_equals_the_transcription",
         "test_the_limit_of_f2sa_is_off_by_a_constant_over_the_multiplier": TRANSCRIPTION,
@@ -76,10 +99,12 @@ COVERED: dict[str, dict[str, str]] = {
         "test_meha_without_convexity": TRANSCRIPTION,
     },
     "golden/test_hypergradient.py": {
-        "test_light_step_is_each_clients_own_closed_form": "test_one_step_of_x_is_the_closed_form",
+        "test_one_step_of_x_is_the_closed_form": "golden/test_fednest.py::test_a_cohort_is_averaged_by_its_own_weights",
+        "test_light_step_is_each_clients_own_closed_form": "golden/test_fednest.py::test_equals_the_transcription",
         "test_random_neumann_of_one_cohort_estimates_that_cohorts_series": "test_random_neumann_with_everyone",
     },
     "golden/test_minimax.py": {
+        "test_equals_the_transcription[MomentumLocalSGDA]": TRANSCRIPTION,
         "test_equals_the_transcription[FedGDAGT]": TRANSCRIPTION,
         "test_equals_the_transcription[LocalExtragradient]": TRANSCRIPTION,
         "test_plain_local_steps_end_off_the_saddle_point": TRANSCRIPTION,
@@ -95,16 +120,22 @@ COVERED: dict[str, dict[str, str]] = {
         "test_semideviation": TRANSCRIPTION,
     },
     "golden/test_own_inner.py": {
+        "test_equals_the_transcription[Acc-FCSG-M]": TRANSCRIPTION,
+        "test_equals_the_transcription[Fed-DR-SCGD]": TRANSCRIPTION,
         "test_equals_the_transcription[FCSG-M]": TRANSCRIPTION,
         "test_equals_the_transcription[ComFedL]": TRANSCRIPTION,
         "test_an_averaged_inner_value_solves_another_problem": TRANSCRIPTION,
     },
-    "golden/test_personalised.py": {"test_equals_the_transcription[FineTuned]": TRANSCRIPTION},
+    "golden/test_personalised.py": {
+        "test_equals_the_transcription[FineTuned]": TRANSCRIPTION,
+        "test_equals_the_transcription[PFedMe]": TRANSCRIPTION,
+    },
     "golden/test_saddle.py": {
         "test_equals_the_transcription[FedAvgSaddle-fedavg_saddle]": TRANSCRIPTION,
     },
     "golden/test_weighted_nodes.py": {
-        "test_equals_the_transcription[Prox-letters0]": "test_a_random_output_and_a_center_that_is_a_client",
+        "test_equals_the_transcription[ABA-letters1]": TRANSCRIPTION,
+        "test_a_random_output_and_a_center_that_is_a_client": TRANSCRIPTION,
     },
     "channels/test_attacks.py": {
         "test_the_ledger_is_that_of_honest_clients[alone]": "test_the_ledger_is_that_of_honest_clients",
@@ -308,13 +339,20 @@ COVERED: dict[str, dict[str, str]] = {
         "test_the_lower_levels_gradient_in_x[federation-equal]": "test_the_lower_levels_gradient_in_x",
     },
     "golden/test_asynchronous.py": {
-        "test_fedavg[alike]": "test_control_variates",
-        "test_fedavg[recent]": "test_a_buffer_of_replies_that_are_too_old_fails",
+        "test_fedavg": "test_fedbio",
+        "test_one_client_after_another_is_a_synchronous_run": "test_fedbio",
     },
     "language/test_clock.py": {
         "test_on_every_kind_of_simulation[mesh]": "test_on_every_kind_of_simulation",
         "test_the_numbers_are_those_without_a_clock[FedBiOAcc-Bilevel]": "test_the_numbers_are_those_without_a_clock",
         "test_the_numbers_are_those_without_a_clock[FedNest-Bilevel]": "test_the_numbers_are_those_without_a_clock",
+    },
+    "golden/test_optimizers.py": {
+        "test_the_optimizers_of_the_paper": "test_the_rules_of_the_paper",
+    },
+    "golden/test_single_level.py": {
+        "test_fedavg": "test_scaffold",
+        "test_fedprox": "test_scaffold",
     },
 }
 
