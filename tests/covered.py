@@ -10,6 +10,7 @@ PLAN = "contract/test_algorithms.py::test_the_plan"
 BOTH = "contract/test_both_engines.py::test_the_hard_setting"
 MESH = "contract/test_mesh.py::test_the_hard_setting"
 TRANSCRIPTION = "test_equals_the_transcription"
+CLAIMS = "test_claims_hold_where_results_are_as_they_say_and_fail_where_all_are_the_same"
 
 COVERED: dict[str, dict[str, str]] = {
     "parts/test_projection.py": {
@@ -99,11 +100,19 @@ COVERED: dict[str, dict[str, str]] = {
         "test_meha_without_convexity": TRANSCRIPTION,
     },
     "golden/test_hypergradient.py": {
+        "test_random_neumann_with_everyone": (
+            "parts/test_inverse_hessian.py::test_random_is_one_of_the_products_and_uniform"
+        ),
         "test_one_step_of_x_is_the_closed_form": "golden/test_fednest.py::test_a_cohort_is_averaged_by_its_own_weights",
         "test_light_step_is_each_clients_own_closed_form": "golden/test_fednest.py::test_equals_the_transcription",
-        "test_random_neumann_of_one_cohort_estimates_that_cohorts_series": "test_random_neumann_with_everyone",
+        "test_random_neumann_of_one_cohort_estimates_that_cohorts_series": (
+            "parts/test_inverse_hessian.py::test_random_is_one_of_the_products_and_uniform"
+        ),
     },
     "golden/test_minimax.py": {
+        "test_the_mean_of_proxskips_control_variates_with_lost_and_with_clipped_replies": (
+            "test_proxskip_equals_the_transcription"
+        ),
         "test_equals_the_transcription[MomentumLocalSGDA]": TRANSCRIPTION,
         "test_equals_the_transcription[FedGDAGT]": TRANSCRIPTION,
         "test_equals_the_transcription[LocalExtragradient]": TRANSCRIPTION,
@@ -134,6 +143,7 @@ COVERED: dict[str, dict[str, str]] = {
         "test_equals_the_transcription[FedAvgSaddle-fedavg_saddle]": TRANSCRIPTION,
     },
     "golden/test_weighted_nodes.py": {
+        "test_local_svrg_equals_the_transcription": TRANSCRIPTION,
         "test_equals_the_transcription[ABA-letters1]": TRANSCRIPTION,
         "test_a_random_output_and_a_center_that_is_a_client": TRANSCRIPTION,
     },
@@ -186,6 +196,9 @@ COVERED: dict[str, dict[str, str]] = {
         "test_unlike_honest_clients_move_the_median": "test_equals_numpy_variable_by_variable",
     },
     "channels/test_secure.py": {
+        "test_every_engine_has_the_same_numbers_to_the_last_bit[mesh-16]": (
+            "test_every_engine_has_the_same_numbers_to_the_last_bit"
+        ),
         "test_every_engine_has_the_same_numbers_to_the_last_bit[blocks-32]": (
             "test_every_engine_has_the_same_numbers_to_the_last_bit"
         ),
@@ -207,6 +220,8 @@ COVERED: dict[str, dict[str, str]] = {
         "test_a_solution_stays_put[FedSVRG-SingleLevel]": "test_a_solution_stays_put",
     },
     "contract/test_placement.py": {
+        "test_nothing_is_compiled_from_chunk_to_chunk[0]": "test_nothing_is_compiled_from_chunk_to_chunk",
+        "test_everybody_goes_block_by_block": "test_a_cohort_that_does_not_fit_goes_block_by_block",
         "test_a_value_that_is_not_finite_ends_the_run_in_the_middle": "test_rounds_in_any_portions",
     },
     "contract/test_secure.py": {
@@ -215,6 +230,7 @@ COVERED: dict[str, dict[str, str]] = {
         ),
     },
     "run/test_check.py": {
+        "test_compositional_problems[own outer]": "test_compositional_problems",
         "test_a_saddle_is_no_lower_level": "test_a_lower_level_that_curves_down_a_little",
         "test_the_wrong_sign[minimax]": "test_the_wrong_sign",
         "test_a_variable_that_is_not_used[problem1-Bilevel.lower does not depend on y]": (
@@ -245,9 +261,12 @@ COVERED: dict[str, dict[str, str]] = {
         ),
     },
     "contract/test_both_engines.py": {
+        "test_the_hard_setting[FedAvg-SingleLevel]": "test_the_hard_setting",
         "test_single_precision[FedAvg-to-FedAvg]": PLAN,
     },
     "engines/test_checkpoints.py": {
+        "test_all_rows_are_written_again": "test_rows_that_changed",
+        "test_another_every_keeps_the_rows": "test_more_rounds_go_on_from_the_end",
         "test_resumed_is_uninterrupted[simulation]": "test_keys_in_state_and_memory",
         "test_an_extended_run_is_an_uninterrupted_one": "test_more_rounds_go_on_from_the_end",
         **{
@@ -256,18 +275,26 @@ COVERED: dict[str, dict[str, str]] = {
         },
     },
     "engines/test_corners.py": {
-        f"{name}[federation]": name
-        for name in (
-            "test_memory_is_the_own_cohorts_where_another_is_asked_first",
-            "test_the_noise_hides_a_client_that_is_drawn_three_times",
-            "test_maps_that_are_read_later",
-            "test_exchanges_of_one_name_share_what_a_channel_remembers",
-            "test_a_channel_stands_before_the_client_that_holds_the_centres_data",
-        )
+        "test_lost_replies_of_everyone": "test_an_exchange_with_everyone_beside_a_cohort",
+        **{
+            f"{name}[federation]": name
+            for name in (
+                "test_memory_is_the_own_cohorts_where_another_is_asked_first",
+                "test_the_noise_hides_a_client_that_is_drawn_three_times",
+                "test_maps_that_are_read_later",
+                "test_exchanges_of_one_name_share_what_a_channel_remembers",
+                "test_a_channel_stands_before_the_client_that_holds_the_centres_data",
+            )
+        },
     },
     "engines/test_engines.py": {
-        f"{name}[federation]": name
-        for name in ("test_who_is_not_heard_keeps_its_memory", "test_too_few_replies_fail_the_round")
+        "test_an_asynchronous_run_leaves_neither_loss_nor_data_behind": (
+            "test_a_run_leaves_neither_loss_nor_data_behind"
+        ),
+        **{
+            f"{name}[federation]": name
+            for name in ("test_who_is_not_heard_keeps_its_memory", "test_too_few_replies_fail_the_round")
+        },
     },
     "channels/test_codecs.py": {
         **{
@@ -279,6 +306,7 @@ COVERED: dict[str, dict[str, str]] = {
         "test_what_is_unbiased_by_its_error_bars[Quantize(bits=4)]": "test_what_is_unbiased_by_its_error_bars",
     },
     "cli/test_cli.py": {
+        "test_resume_gives_the_run_that_was_not_cut_short": "test_resume_keeps_how_often_a_run_was_evaluated",
         "test_a_new_algorithm_for_every_class_of_problems[compositional-settings1-distance-0.5]": (
             "test_a_new_algorithm_for_every_class_of_problems"
         ),
@@ -301,6 +329,9 @@ COVERED: dict[str, dict[str, str]] = {
         ),
     },
     "experiments/test_page.py": {
+        "test_the_files_of_an_experiment_are_those_of_its_results[flamby-heart]": (
+            "test_the_files_of_an_experiment_are_those_of_its_results"
+        ),
         "test_the_pages_are_those_that_the_files_give": "test_the_files_of_an_experiment_are_those_of_its_results",
     },
     "problems/test_objectives.py": {
@@ -317,6 +348,7 @@ COVERED: dict[str, dict[str, str]] = {
         )
     },
     "run/test_worth_survival.py": {
+        "test_the_exact_models_minimise_coxs_loss[True]": "test_the_exact_models_minimise_coxs_loss",
         "test_fedavg_on_all_splits_is_the_librarys_on_each": (
             "run/test_worth.py::test_all_splits_in_one_program_are_the_librarys_fedavg_on_each"
         ),
@@ -335,6 +367,7 @@ COVERED: dict[str, dict[str, str]] = {
         "test_the_mean_over_masks_is_the_loss": "test_one_batch_has_one_key",
     },
     "language/test_author.py": {
+        "test_the_lower_levels_gradient_in_x[federation-1, 3, 40, 200]": "test_the_lower_levels_gradient_in_x",
         "test_the_lower_levels_gradient_in_x[simulation-equal]": "test_the_lower_levels_gradient_in_x",
         "test_the_lower_levels_gradient_in_x[federation-equal]": "test_the_lower_levels_gradient_in_x",
     },
@@ -343,6 +376,13 @@ COVERED: dict[str, dict[str, str]] = {
         "test_one_client_after_another_is_a_synchronous_run": "test_fedbio",
     },
     "language/test_clock.py": {
+        "test_a_deadline_that_nobody_meets_in_some_round_ends_the_run[drawn]": (
+            "test_a_deadline_that_nobody_meets_in_some_round_ends_the_run"
+        ),
+        "test_chances_are_those_of_the_simulation[{'first': 15}]": "test_chances_are_those_of_the_simulation",
+        "test_the_numbers_are_those_without_a_clock[Scaffold-SingleLevel]": (
+            "test_the_numbers_are_those_without_a_clock"
+        ),
         "test_on_every_kind_of_simulation[mesh]": "test_on_every_kind_of_simulation",
         "test_the_numbers_are_those_without_a_clock[FedBiOAcc-Bilevel]": "test_the_numbers_are_those_without_a_clock",
         "test_the_numbers_are_those_without_a_clock[FedNest-Bilevel]": "test_the_numbers_are_those_without_a_clock",
@@ -353,6 +393,116 @@ COVERED: dict[str, dict[str, str]] = {
     "golden/test_single_level.py": {
         "test_fedavg": "test_scaffold",
         "test_fedprox": "test_scaffold",
+    },
+    "engines/federation/test_faults.py": {
+        "test_the_coordinator_is_killed_and_goes_on": (
+            "engines/test_checkpoints.py::test_the_last_round_that_all_have_is_used"
+        ),
+    },
+    "engines/federation/test_hospitals.py": {
+        "test_own_intercepts_are_right_on_average_where_fedavg_is_not": (
+            "golden/test_fedbio.py::test_equals_the_transcription"
+        ),
+    },
+    "engines/test_programs.py": {
+        "test_programs_are_told_apart_by_what_they_call[a partial]": "test_programs_are_told_apart_by_what_they_call",
+        "test_programs_are_told_apart_by_what_they_call[an object]": "test_programs_are_told_apart_by_what_they_call",
+        "test_a_callbacks_fingerprint_is_the_same_in_every_process": (
+            "engines/test_checkpoints.py::test_a_function_is_the_same_in_another_process"
+        ),
+    },
+    "engines/test_remembered.py": {
+        "test_the_same_numbers[lost replies]": "test_the_same_numbers",
+        "test_a_run_that_diverges_ends_as_on_the_device": "test_the_same_numbers",
+    },
+    "engines/federation/test_secure_federation.py": {
+        "test_with_certificates_the_numbers_are_the_same": (
+            "test_the_same_numbers_as_in_simulation_and_nothing_but_masks_leaves_a_site"
+        ),
+        "test_with_noise_for_records": (
+            "engines/federation/test_records.py::test_with_the_noise_seed_fixed_sites_have_the_numbers_of_a_simulation"
+        ),
+    },
+    "engines/federation/test_records.py": {
+        "test_with_faults_the_run_goes_on_without_the_site": "test_a_spent_budget_ends_the_answers_in_all_runs",
+    },
+    "engines/federation/test_commands.py": {
+        "test_the_status_page_of_a_private_run": "report/test_status.py::test_it_shows_what_a_private_run_has_spent",
+    },
+    "engines/federation/test_asynchronous.py": {
+        "test_fedavg": "test_fedbio",
+    },
+    "contract/test_server_optimizer.py": {
+        "test_what_travels_is_the_method_s[WeightedNodesProx-WeightedNodes]": "test_what_travels_is_the_method_s",
+    },
+    "testing/test_testing.py": {
+        "test_a_broken_method_is_caught_by_name[loose clip]": "test_a_broken_method_is_caught_by_name",
+        "test_a_broken_method_is_caught_by_name[equal clients]": "test_a_broken_method_is_caught_by_name",
+    },
+    "documents/test_docs.py": {
+        "test_the_page_on_the_clock": "language/test_clock.py::test_a_deadline_leaves_out_late_replies",
+    },
+    "theory/test_theory.py": {
+        "test_minimax_converges": "test_full_batch_converges",
+        "test_asfbo_converges": "test_full_batch_converges",
+    },
+    "run/test_tune.py": {
+        "test_pictures[1]": "test_pictures",
+        "test_pictures[2]": "test_pictures",
+    },
+    "data/test_data.py": {
+        "test_covtype": "test_mnist",
+        "test_fashion_mnist": "test_mnist",
+    },
+    "tasks/test_weighted_task.py": {
+        "test_other_data[fashion-mnist-4-360]": "test_other_data",
+        "test_personal_models_are_scored_where_they_belong": "test_the_centre_is_like_its_kind",
+        "test_the_networks_convolutions_are_convolutions": (
+            "base/test_convolutions.py::test_convolutions_agree_with_xla"
+        ),
+    },
+    "tasks/test_tasks.py": {
+        "test_the_defaults_lower_the_metric[minimax-quadratic]": "test_the_defaults_lower_the_metric",
+        "test_the_defaults_lower_the_metric[composition]": "test_the_defaults_lower_the_metric",
+        "test_the_defaults_lower_the_metric[portfolio]": "test_the_defaults_lower_the_metric",
+        "test_output_layers_of_the_clients_own": "test_the_defaults_lower_the_metric",
+    },
+    "experiments/channels/test_channels_experiments.py": {
+        f"{CLAIMS}[{case}]": CLAIMS for case in ("experiment0-as_claimed", "experiment2-as_claimed_bytes")
+    },
+    "experiments/fedbio/test_fedbio_rates.py": {
+        "test_what_is_thinned_gives_what_the_whole_gives": (
+            "test_the_logarithm_of_the_accelerated_methods_proof_is_taken_out"
+        ),
+        "test_a_floor_like_a_power_of_the_step_has_the_slope_of_the_best_step": (
+            "test_the_logarithm_of_the_accelerated_methods_proof_is_taken_out"
+        ),
+    },
+    "experiments/flamby/test_flamby_tables.py": {
+        "test_claims_hold_on_flambys_own_numbers_and_fail_on_others[experiment1-benchmark1]": (
+            "test_claims_hold_on_flambys_own_numbers_and_fail_on_others"
+        ),
+    },
+    "experiments/delay/test_delay.py": {
+        "test_the_correction_of_over_selection_is_refused": "language/test_clock.py::test_what_cannot_be_corrected",
+    },
+    "contract/test_primitives.py": {
+        "test_every_primitive_is_what_it_says[lockstep]": "test_every_primitive_is_what_it_says",
+    },
+    "experiments/machinery/test_running.py": {
+        "test_all_runs_of_a_shape_share_one_compiled_program": (
+            "run/test_solve.py::test_a_sweep_over_a_float_compiles_once"
+        ),
+        "test_a_run_has_its_own_precision_and_leaves_the_process_its": (
+            "test_a_second_call_computes_nothing_and_writes_the_same"
+        ),
+        "test_a_scaled_down_page_describes_what_was_run": "test_a_second_call_computes_nothing_and_writes_the_same",
+    },
+    "experiments/choice/test_choice.py": {
+        CLAIMS: "test_equal_work_is_read_within_it",
+    },
+    "cli/test_speeds.py": {
+        "test_it_can_be_repeated_and_resumed": "test_an_asynchronous_run_is_that_of_python_and_can_be_resumed",
     },
 }
 

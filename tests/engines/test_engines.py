@@ -574,7 +574,7 @@ def opened(loss: Any, place: str, engine: Any, sizes: tuple[int, ...]) -> None:
 
 
 PLACES = list(problems(MEANS["mean and ridge"]))
-QUICKLY = ("Bilevel.lower", "Compositional.inner")
+QUICKLY = ("Compositional.inner",)
 
 
 @pytest.mark.parametrize(
