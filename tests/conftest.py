@@ -22,6 +22,9 @@ os.environ.setdefault(
         else ""
     ),
 )
+# Where in the source each of a program's operations comes from is not asked here, and takes a part of lowering.
+os.environ.setdefault("JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS", "0")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 os.environ["ROOKERY_CACHE"] = "off"  # the command line writes nothing into the user's cache
 
 import jax

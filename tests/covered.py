@@ -41,15 +41,17 @@ COVERED: dict[str, dict[str, str]] = {
         "test_stocbio_is_exact_on_unlike_clients": "test_mrbo_equals_the_transcription",
     },
     "golden/test_cobo.py": {
+        "test_the_weights_become_the_clusters": TRANSCRIPTION,
         "test_each_client_evaluates_its_own_model_on_both_engines": (
             "run/test_evaluation.py::test_means_and_quantiles_are_those_of_the_clients"
         ),
         "test_equals_the_transcription[one step]": TRANSCRIPTION,
-        "test_equals_the_transcription[one step, an even cohort, the cosine]": "test_the_weights_become_the_clusters",
-        "test_the_weights_become_the_clusters[False]": "test_the_weights_become_the_clusters",
+        "test_equals_the_transcription[one step, an even cohort, the cosine]": TRANSCRIPTION,
         "test_fixed_weights_end_at_the_root_of_a_linear_system": TRANSCRIPTION,
     },
     "golden/test_fedbio.py": {
+        "test_one_local_step_is_exact": TRANSCRIPTION,
+        "test_a_minimax_problem": TRANSCRIPTION,
         "test_equals_the_transcription[FedBiOAcc]": TRANSCRIPTION,
         "test_equals_the_transcription[FedBiOLocal]": TRANSCRIPTION,
         "test_equals_the_transcription[FedBiO]": TRANSCRIPTION,
@@ -230,6 +232,9 @@ COVERED: dict[str, dict[str, str]] = {
         ),
     },
     "run/test_check.py": {
+        "test_at_a_stationary_point_rounding_is_no_wrong_derivative[single-0]": (
+            "test_at_a_stationary_point_rounding_is_no_wrong_derivative"
+        ),
         "test_compositional_problems[own outer]": "test_compositional_problems",
         "test_a_saddle_is_no_lower_level": "test_a_lower_level_that_curves_down_a_little",
         "test_the_wrong_sign[minimax]": "test_the_wrong_sign",
@@ -261,6 +266,9 @@ COVERED: dict[str, dict[str, str]] = {
         ),
     },
     "contract/test_both_engines.py": {
+        "test_lost_repeated_and_late_requests_change_nothing[PDSGD-SingleLevel]": (
+            "test_lost_repeated_and_late_requests_change_nothing"
+        ),
         "test_the_hard_setting[FedAvg-SingleLevel]": "test_the_hard_setting",
         "test_single_precision[FedAvg-to-FedAvg]": PLAN,
     },
@@ -391,8 +399,9 @@ COVERED: dict[str, dict[str, str]] = {
         "test_the_optimizers_of_the_paper": "test_the_rules_of_the_paper",
     },
     "golden/test_single_level.py": {
-        "test_fedavg": "test_scaffold",
-        "test_fedprox": "test_scaffold",
+        "test_scaffold": "golden/test_asynchronous.py::test_control_variates",
+        "test_fedavg": "test_fedsvrg",
+        "test_fedprox": "test_fedsvrg",
     },
     "engines/federation/test_faults.py": {
         "test_the_coordinator_is_killed_and_goes_on": (
@@ -503,6 +512,9 @@ COVERED: dict[str, dict[str, str]] = {
     },
     "cli/test_speeds.py": {
         "test_it_can_be_repeated_and_resumed": "test_an_asynchronous_run_is_that_of_python_and_can_be_resumed",
+    },
+    "language/test_when.py": {
+        "test_only_those_who_have_to_do_the_work[engine1]": "test_only_those_who_have_to_do_the_work",
     },
 }
 
