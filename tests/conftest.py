@@ -22,10 +22,14 @@ os.environ.setdefault(
         else ""
     ),
 )
+# Where in the source each of a program's operations comes from is not asked here, and takes a part of lowering.
+os.environ.setdefault("JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS", "0")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 os.environ["ROOKERY_CACHE"] = "off"  # the command line writes nothing into the user's cache
 
 import jax
 import pytest
+import typer.main
 from jax._src.interpreters import mlir
 
 from covered import QUICK_FOR, own_name
@@ -33,6 +37,8 @@ from covered import QUICK_FOR, own_name
 # Every small program is lowered in a context of its own, and loading its dialects is a fourth of the time that takes.
 if hasattr(mlir, "make_ir_context"):
     mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+# Every call of the command line makes all commands anew, and most of that time is reading their parameters.
+typer.main.get_params_from_function = functools.cache(typer.main.get_params_from_function)
 gc.set_threshold(200_000, 20, 100)  # tracing makes many objects that live long: looking for garbage finds little
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 4)  # for meshes; everything else runs on the first

@@ -25,23 +25,43 @@ def fresh(code):
 
 @functools.cache
 def imported():
-    """The modules that `import rookery` loads, and what `tasks` and `theory` are then."""
+    """The modules that `import rookery` and a public name load, and what `tasks` and `theory` are then."""
     return fresh("""
 import json, sys
 import rookery as rk
 loaded = list(sys.modules)
+rk.FedNest
+named = list(sys.modules)
 from rookery.run.solve import solve
 found = [callable(rk.tasks.quadratic), rk.tasks.__name__, rk.theory.__name__]
 from rookery.tasks import quadratic
 from rookery.cli.registry import TASKS
 same = quadratic is rk.tasks.quadratic is TASKS["quadratic"]
-print(json.dumps({"loaded": loaded, "found": [*found, same, hasattr(rk, "task"), rk.solve is solve]}))
+print(json.dumps({"loaded": loaded, "named": named, "found": [*found, same, hasattr(rk, "task"), rk.solve is solve]}))
 """)
 
 
 @pytest.mark.xdist_group("imports")
 def test_import_loads_nothing_that_is_slow():
     assert not set(imported()["loaded"]) & {*HEAVY, "typer", "rookery.run.solve"}
+
+
+HELP = {
+    (): "compare",
+    ("--help",): "Run one or several algorithms",
+    ("--version",): "0.",
+    ("runn",): "Did you mean 'run'?",
+    ("list", "--jsn"): "No such option",
+    **{
+        (*words, "--help"): "Usage: rookery"
+        for words in (
+            *((name,) for name in program.COMMANDS),
+            ("federation", "init"),
+            ("federation", "revoke"),
+            ("flare", "submit"),
+        )
+    },
+}
 
 
 def said(*lines):
@@ -60,24 +80,10 @@ print(json.dumps([printed, list(sys.modules)]))
 
 
 def test_help_and_refusals_wait_for_nothing_slow():
-    """JAX alone takes a second of CPU to import."""
-    lines = {
-        (): "compare",
-        ("--help",): "Run one or several algorithms",
-        ("--version",): "0.",
-        ("runn",): "Did you mean 'run'?",
-        ("list", "--jsn"): "No such option",
-    }
-    printed, loaded = said(*lines)
-    for text, expected in zip(printed, lines.values(), strict=True):
+    """JAX alone takes a second of CPU to import. That of every command, too."""
+    printed, loaded = said(*HELP)
+    for text, expected in zip(printed, HELP.values(), strict=True):
         assert expected in text
-    assert not set(loaded) & HEAVY
-
-
-def test_the_help_of_every_command_waits_for_nothing_slow():
-    below = [("federation", "init"), ("federation", "revoke"), ("flare", "submit")]
-    printed, loaded = said(*((*words, "--help") for words in [*((name,) for name in program.COMMANDS), *below]))
-    assert all("Usage: rookery" in text for text in printed)
     assert not set(loaded) & HEAVY
 
 
@@ -100,9 +106,10 @@ def test_no_function_has_the_name_of_a_package():
     assert [name for name in rk.__all__ if name in packages and not inspect.ismodule(getattr(rk, name))] == []
 
 
+@pytest.mark.xdist_group("imports")
 def test_the_first_public_name_loads_no_tables_or_pictures():
-    loaded = fresh("import json, sys, rookery as rk; rk.FedNest; print(json.dumps(list(sys.modules)))")
-    assert not set(loaded) & (HEAVY - {"jax", "numpy"})
+    assert {"jax", "numpy"} <= set(imported()["named"])
+    assert not set(imported()["named"]) & (HEAVY - {"jax", "numpy"})
 
 
 @pytest.mark.parametrize(("name", "place"), rk._MODULES.items())

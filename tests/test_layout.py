@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 import tomllib
@@ -22,10 +23,17 @@ RANK = {name: rank for rank, name in enumerate(ORDER)}
 FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
 
 
+@functools.cache
+def parsed(path: Path) -> tuple[str | None, list[ast.Import | ast.ImportFrom]]:
+    """A file's docstring, and its imports, at its top or inside a function."""
+    tree = ast.parse(path.read_text())
+    return ast.get_docstring(tree), [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imported(path: Path) -> set[str]:
-    """The packages of rookery that a file imports, at its top or inside a function."""
+    """The packages of rookery that a file imports."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in parsed(path)[1]:
         if isinstance(node, ast.ImportFrom) and node.module == "rookery":
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rookery."):
@@ -70,7 +78,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     names = {".".join(("rookery", *path.relative_to(SOURCE).with_suffix("").parts)): path for path in FILES}
     graph: dict[str, set[str]] = {}
     for name, path in names.items():
-        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        nodes = [node for node in parsed(path)[1] if isinstance(node, ast.ImportFrom)]
         used = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
         graph[name] = ({*used, *(str(node.module) for node in nodes)} & names.keys()) - {name}
     TopologicalSorter(graph).prepare()  # raises CycleError
@@ -83,7 +91,7 @@ def test_algorithms_do_not_import_each_other() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_a_file_says_what_belongs_in_it(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text()))
+    assert parsed(path)[0]
 
 
 @pytest.mark.parametrize("name", algorithms.__all__)

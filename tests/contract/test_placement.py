@@ -144,12 +144,13 @@ def test_a_run_is_the_same() -> None:
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.xdist_group("Ditto on the host")
 def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
     given = rows()
     for name, array in given.items():
         np.save(tmp_path / f"{name}.npy", array)
     files = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in given}
-    same(on_device(FEDAVG), solved("host", data=files))
+    same(on_device(DITTO), solved("host", DITTO, data=files))
 
 
 def opened(where: str = "host", method: Any = FEDAVG, **given: Any) -> Any:
@@ -256,6 +257,11 @@ def test_a_cohort_that_does_not_fit_goes_block_by_block(monkeypatch: pytest.Monk
     monkeypatch.setattr(fetched, "BYTES", 500)
     same(solved("device", rounds=3), solved("host", rounds=3))
     assert opened()._stage is None
+
+
+def test_everybody_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged, "BYTES", 100)
+    monkeypatch.setattr(fetched, "BYTES", 500)
     everybody = {"rounds": 2, "cohort": None, "engine": rk.Simulation(block=3)}
     same(solved("device", **everybody), solved("host", **everybody))
 

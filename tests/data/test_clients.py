@@ -169,7 +169,7 @@ def test_epochs_are_exact_on_a_grid() -> None:
     rng = np.random.default_rng(0)
     for widest in (50, 50_000, 2**31 - 1):
         sizes = [widest, *rng.integers(1, widest, 40).tolist(), 1, 2, 3]
-        for passes in ("0.001", "0.7", "33.333", "0.123456789", "7.00000000001"):
+        for passes in ("0.001", "0.123456789", "7.00000000001"):
             for batch in (1, 7, widest // 3):
                 if math.ceil(Fraction(passes) * widest / batch) >= 2**31:
                     continue

@@ -65,7 +65,7 @@ def test_with_the_mean_it_is_fedbio_with_one_step_and_shared_batches() -> None:
     q.assert_same(run(rk.BRFedBi(**SIZES, batch_size=1)), run(fedbio))
 
 
-@pytest.mark.parametrize("refresh", [1e-9, pytest.param(0.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("refresh", [0.5, pytest.param(1e-9, marks=pytest.mark.slow)])
 def test_estimates_on_full_batches_telescope(refresh: float) -> None:
     """v_i is D_i at each point, whether it is computed anew, or from differences; who sat out computes it anew."""
     q.assert_same(library(rk.BRFedBiP(**SIZES, refresh=refresh)), list(transcribed(fields.mean, 1.0)))

@@ -123,13 +123,13 @@ LOSSY: dict[str, Any] = {"faults": rk.Faults(dropout=0.3), "channel": rk.chain(r
 def test_a_client_remembers_the_model_that_the_server_has_of_it(given: dict[str, Any]) -> None:
     """Whatever a channel changes, and whoever does not reply; and the weights stay symmetric."""
     missing = 0
-    for seed in range(6):
+    for seed in range(3):
         how: dict[str, Any] = {"cohort": 5, "noise_seed": 1, "seed": seed, **LOSSY}
         run = rk.solve(BOWLS, SIX, rk.CoBo(step=0.2, **given), np.array([9.0, 7.0]), 3, **how)
         np.testing.assert_array_equal(run.memory, run.state.models)
         np.testing.assert_array_equal(run.weights, run.weights.T)
         missing += run.history["missing"].iloc[-1]
-    assert missing > 10
+    assert missing > 5
 
 
 @pytest.mark.parametrize(("local_steps", "seen"), [(1, ["gradients"]), (2, ["gradients", "x"])])

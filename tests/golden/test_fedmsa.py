@@ -46,7 +46,7 @@ def transcribed(each: Any, directions: Any, w: Point, anchor: str = "cohort") ->
         yield w[:2]
 
 
-@pytest.mark.parametrize("anchor", ["cohort", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("anchor", ["all", pytest.param("cohort", marks=pytest.mark.slow)])
 def test_equals_the_transcription(anchor: Any) -> None:
     method = rk.FedMSA(**SIZES, momentum=RHO, local_steps=fields.LOCAL_STEPS, anchor=anchor)
     q.assert_same(fields.library(method), list(transcribed(EACH, directions, (*q.INIT, np.zeros(q.Y_DIM)), anchor)))

@@ -51,11 +51,9 @@ def pair(cls: type, **given: Any) -> tuple[Any, golden.Nest]:
     return cls(**words), letters
 
 
-# All methods on bilevel problems, and the first on others (compositional ones: below); the rest is slow.
+# The local method on both kinds (compositional problems, and FedNest: below); the rest is slow.
 EACH = [
-    pytest.param(
-        cls, kind, marks=() if kind == "bilevel" or (cls, kind) == (rk.FedNest, "minimax") else pytest.mark.slow
-    )
+    pytest.param(cls, kind, marks=() if cls is rk.LFedNest and kind != "compositional" else pytest.mark.slow)
     for cls in METHODS
     for kind in PROBLEMS
 ]

@@ -88,7 +88,8 @@ def test_speeds_from_a_distribution_are_those_of_the_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("Scaffold", "SingleLevel"), ("FedNest", "Bilevel"), ("FedBiOAcc", "Bilevel")]
+    ("name", "kind"),
+    [("FedAvg", "SingleLevel"), ("Scaffold", "SingleLevel"), ("FedNest", "Bilevel"), ("FedBiOAcc", "Bilevel")],
 )
 def test_the_numbers_are_those_without_a_clock(name: str, kind: str) -> None:
     given = {"faults": rk.Faults(dropout=0.2)}

@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "compositional": {"name": "FedDRO"},
     "weighted nodes": {"name": "WeightedNodesProx", "center_client": 1},
 }
-FAST = ("bilevel", "memory")
+FAST = ("memory",)
 
 
 def counted(played: Played) -> tuple[dict[str, int], list[Any]]:

@@ -1,6 +1,7 @@
 """Runs that are private for each record: a site's own noise, and its account over all runs."""
 
 import dataclasses
+import functools
 import json
 import stat
 from collections import Counter
@@ -115,6 +116,12 @@ def asked_of_site_0(what: Job, responder: Responder, rounds: int = 2) -> list[tu
     session.init()
     assert len(session.advance(rounds)) == rounds
     return [(header, arrays) for i, header, arrays, _ in found if i == 0]
+
+
+@functools.cache
+def asked_by_three() -> dict[str, Any]:
+    """The opening of a run."""
+    return understood(of_three(), 0).header
 
 
 def lines(folder: Path, event: str = "spent") -> list[Any]:
@@ -312,9 +319,9 @@ def test_runs_that_do_not_hide_records_are_refused_before_data_are_touched(
     ],
 )
 def test_a_forged_channel(change: dict[str, Any], why: str | None) -> None:
-    header = understood(of_three(), 0).header
+    header = asked_by_three()
     channel = {**header["channel"], "fields": {**header["channel"]["fields"], **change}}
-    responder = responders(of_three())[0]
+    responder = Responder("site-0", study(of_three(), 0))
     if why is None:
         assert responder.explain({**header, "channel": channel}).prices.noise == {"lower": 10.0, "upper": 10.0}
         return

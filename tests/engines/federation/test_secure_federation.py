@@ -438,6 +438,9 @@ def test_with_noise_for_records() -> None:
     np.testing.assert_allclose(run(rk.Federation(), SECURE).x, hidden.x, rtol=1e-6)
     np.testing.assert_allclose(clipped.x, hidden.x, rtol=1e-6)
     assert hidden.history["epsilon"].iloc[-1] == clipped.history["epsilon"].iloc[-1] > 0
+
+
+def test_what_follows_the_noise_of_records_is_a_channel() -> None:
     for wrong in ({"unit": "client", "then": SECURE}, {"unit": "record", "then": 3}):
         with pytest.raises(ValueError, match="then must be a channel"):
             rk.private(noise=0.5, delta=1e-5, **wrong)
