@@ -45,7 +45,7 @@ class Price:
         return math.inf if self.account is None else self.account.epsilon(noise, self.channel.delta, rounds)
 
     def noise(self, epsilon: float, rounds: int) -> float:
-        """Return the noise multiplier for which this many rounds cost ε at most; infinite if the run can't be private."""
+        """Return the noise multiplier with which this many rounds cost at most ε; infinite if that is impossible."""
         return math.inf if self.account is None else self.account.noise(epsilon, self.channel.delta, rounds)
 
     @property

@@ -20,12 +20,12 @@ _EPSILON, _ROUNDS = 8.0, 200
 
 _PAGE = f"""# What privacy costs, method by method
 
-Choose a method for [a private run](privacy.md), which pays for every result that a round releases. A result is a mean or a
-sum that one exchange publishes. The table shows, for each method in its default settings, how many results a round
-releases, ε after 100 rounds with a noise multiplier of 1, and the multiplier with which {_ROUNDS} rounds stay below
-ε = {_EPSILON:g}. The unit is a client; there are {_CLIENTS:,} clients, of which `rk.Poisson({_COHORT})` draws about {_COHORT} in each round,
-and δ = 1e-5. `make docs` computes the table from the methods' plans. `rk.explain(..., private=...)` prints the same for
-your own problem, settings and cohorts.
+Choose a method for [a private run](privacy.md), which pays for every result that a round releases. A result is a mean
+or a sum that one exchange publishes. The table shows, for each method in its default settings, how many results a
+round releases, ε after 100 rounds with a noise multiplier of 1, and the multiplier with which
+{_ROUNDS} rounds stay below ε = {_EPSILON:g}. The unit is a client; there are {_CLIENTS:,} clients, of which
+`rk.Poisson({_COHORT})` draws about {_COHORT} in each round, and δ = 1e-5. `make docs` computes the table from
+the methods' plans. `rk.explain(..., private=...)` prints the same for your own problem, settings and cohorts.
 
 | method | for | releases per round | ε after 100 rounds | noise for ε = {_EPSILON:g} |
 |---|---|---|---|---|

@@ -12,7 +12,7 @@ from rookery.run.worth.hospitals import Federation, Hospital, Splits
 
 @dataclass(frozen=True)
 class Site:
-    """A hospital's rows in every design. A design uses a split's rows for fitting (the first designs) or for training.
+    """A hospital's rows in every design: a split's rows for fitting (the first designs), or all its training rows.
 
     A row's features in design d are `rows @ maps[d]`: filled and standardised by the rows of that design, with markers
     of missing values, and 1 as the last feature. All designs share the rows, so that products with all models are one
