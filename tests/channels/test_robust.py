@@ -1,4 +1,4 @@
-"""Robust means: every rule against NumPy, what it bears, and what is refused."""
+"""Robust means: every rule against NumPy, what it tolerates, and what is refused."""
 
 import functools
 from collections.abc import Callable
@@ -115,7 +115,7 @@ def test_neither_absent_rows_nor_rows_that_are_not_finite_count(name: str) -> No
     rows[1][0] = 1e300  # absent
     present = np.arange(M) > 0
     state = LAST if "clipping" in name else ()
-    if name in ("Krum", "multi-Krum"):  # eight replies bear two liars
+    if name in ("Krum", "multi-Krum"):  # eight replies tolerate two liars
         assert rule.least(F) <= M - 1
     result = reduced(rule, rows, present, state)
     kept, f = [1, 2, 5, 6, 7, 8], 0
@@ -252,13 +252,13 @@ def test_unlike_honest_clients_move_the_median() -> None:
 # What is refused, before anything is compiled.
 
 CASES: list[tuple[Any, str]] = [
-    (rk.median(5), r"rk.median bears at most 4 among the 10 clients.*needs 11 clients to bear 5; got attackers=5"),
-    (rk.krum(4), r"rk.krum bears at most 3 among the 10 .*needs 11"),
-    (rk.krum(3, keep=6), r"rk.krum bears at most 2 among the 10"),
-    (rk.krum(0.4), r"rk.krum bears at most 3 .*got attackers=0.4"),
-    (rk.bucketing(rk.median(3)), r"rk.bucketing bears at most 2 among the 10 .*needs 13"),
-    (rk.nearest_neighbors(rk.trimmed_mean(5)), r"rk.nearest_neighbors bears at most 4"),
-    ({"x, y, u": rk.chain(rk.clip(1.0), rk.median(5))}, r"rk.median bears at most 4"),
+    (rk.median(5), r"rk.median tolerates at most 4 of the 10 clients.*needs 11 clients to tolerate 5; got attackers=5"),
+    (rk.krum(4), r"rk.krum tolerates at most 3 of the 10 .*needs 11"),
+    (rk.krum(3, keep=6), r"rk.krum tolerates at most 2 of the 10"),
+    (rk.krum(0.4), r"rk.krum tolerates at most 3 .*got attackers=0.4"),
+    (rk.bucketing(rk.median(3)), r"rk.bucketing tolerates at most 2 of the 10 .*needs 13"),
+    (rk.nearest_neighbors(rk.trimmed_mean(5)), r"rk.nearest_neighbors tolerates at most 4"),
+    ({"x, y, u": rk.chain(rk.clip(1.0), rk.median(5))}, r"rk.median tolerates at most 4"),
 ]
 
 
@@ -337,7 +337,7 @@ def test_clients_count_equally_whatever_their_weights() -> None:
 
 
 def test_a_round_needs_as_many_replies_as_its_rule() -> None:
-    """`Faults.minimum` is raised to what bears the attackers."""
+    """`Faults.minimum` is raised to the replies that the rule needs for its attackers."""
     lossy = rk.Faults(dropout=0.5)
     with pytest.raises(rk.RoundFailedError, match=r"got \d replies with a weight above 0, and needs 7"):
         distance(rk.krum(2), lossy, 20)

@@ -151,7 +151,7 @@ def test_tune_takes_own_code_and_leaves_a_config_of_the_best(here: Path) -> None
     line = ["tune", "quadratic", "-a", "mine.py:slow", "--clients", 3, "--rounds", 4, "--over", "upper_step"]
     said = done(*line, "--candidates", 4, "--out", "t")
     assert "rookery run quadratic --algorithm mine.py:slow" in said
-    assert "Of at most 4" in said
+    assert "At most 4 were allowed" in said
     best = json.loads((here / "t" / "tuning.json").read_text())
     assert best["out"] == "t"
     told = json.loads(done("run", "--config", "t/best.toml", "--json"))

@@ -128,7 +128,7 @@ def test_the_report_and_the_comparison_show_the_budget(ended, tmp_path):
         ([*BUDGET, "--robust", "median:2"], "--robust must be given without --private"),
         (["--robust", "medain:2"], "There is no --robust 'medain'; did you mean median?"),
         (["--robust", "centered-clipping"], "--robust centered-clipping needs its radius; got none."),
-        (["--robust", "median:6"], "rk.median bears at most 5 among the 12 clients"),
+        (["--robust", "median:6"], "rk.median tolerates at most 5 of the 12 clients"),
         (["--robust", "krum:few"], "attackers must be an integer of at least 0, or a share"),
         (["--compress", "top-k"], "--compress top-k needs its share; got none."),
         (["--compress", "top-k:.1:2"], "--compress must be NAME or NAME:NUMBER; got 'top-k:.1:2'"),

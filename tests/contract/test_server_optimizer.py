@@ -216,7 +216,7 @@ ASKS = odd(lambda x: (), lambda g, s, x, value: (g, s))
         (lambda: rk.with_server_optimizer(FEDAVG, WIDENS), r"upper: an update must keep the structure"),
         (lambda: rk.with_server_optimizer(FEDAVG, FLAT), r"upper: the optimizer's updates must have the structure"),
         (lambda: rk.with_server_optimizer(FEDAVG, ASKS), r"upper: the optimizer fails .*TypeError.*receives the"),
-        (lambda: rk.with_server_optimizer(rk.AFL(), optax.sgd(1.0)), r"AFL reports an x .*Set output=\"last\""),
+        (lambda: rk.with_server_optimizer(rk.AFL(), optax.sgd(1.0)), r"AFL must return its last .*Set output=\"last\""),
         (lambda: rk.FedOpt("sgd", 0.1), r"^rule must be one of adam, yogi, adagrad; got 'sgd'\.$"),
         (lambda: rk.FedOpt("adam", 0.0), r"^step must be a positive number; got 0.0\.$"),
         (lambda: rk.FedOpt("adam", 0.1, floor=0.0), r"^floor must be a positive number; got 0.0\.$"),

@@ -305,7 +305,7 @@ def test_the_inner_oracles(sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("problem", "algorithm", "message"),
     [
-        (q.COMPOSITIONAL, rk.FedDRO(), r"FedDRO needs an outer function that is known to all.*or take .*FedNest"),
+        (q.COMPOSITIONAL, rk.FedDRO(), r"FedDRO needs an outer function without data.*or take .*FedNest"),
         (replace(PROBLEM, extra=None), rk.ParallelSGD(), r"ParallelSGD minimises only the extra part h.*Give extra"),
         (replace(PROBLEM, inner_scope="client"), rk.MBSGD(), r"MBSGD needs an inner function that is one for all"),
         (

@@ -285,7 +285,7 @@ def test_conditional_problems_in_lockstep() -> None:
         ),
         (SHARED, rk.LocalSCGDM(), r"LocalSCGDM needs an inner function that is each client's own"),
         (OWN, rk.FedDRSCGD(), r"FedDRSCGD needs an inner function that is one for all"),
-        (replace(OWN, inner_scope="global"), rk.FedDRSCGD(), r"FedDRSCGD needs an outer function that is known to all"),
+        (replace(OWN, inner_scope="global"), rk.FedDRSCGD(), r"FedDRSCGD needs an outer function without data"),
         (OWN, rk.ComFedL(inner_batch=0), r"ComFedL: inner_batch must be an integer of at least 1.*; got 0"),
         (OWN, rk.LocalSCGDM(share_inner=1), r"LocalSCGDM: share_inner must be True or False.*; got 1"),  # type: ignore[arg-type]
         (

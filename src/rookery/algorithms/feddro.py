@@ -265,7 +265,7 @@ def _share_inner(
 def _keep_inner(
     h: Method, c: Client, x: tree.Tree, y: tree.Tree, momentum: Any, key: Array
 ) -> tuple[tree.Tree, tree.Tree]:
-    """Alg. 3, I times line 5, on one client: x_k and y_k. With momentum 1 it is case II of Alg. 1.
+    """Return a client's x_k and y_k after I steps of line 5 of Alg. 3. With momentum 1 it is case II of Alg. 1.
 
     The value that ends a step and the gradient that starts the next one are taken at one point and on one minibatch.
     Each turn of the loop therefore evaluates both together.

@@ -146,8 +146,8 @@ def _extended(cls: Any) -> Any:
         lower = getattr(self, _LOWER)
         if any(getattr(state, name, None) is not None for name in ("last", "last_model")):
             raise ValueError(
-                f"{cls.__name__} reports an x that it does not continue from, and a server optimizer would step on the "
-                'reported one. Set output="last" (for LocalSVRG, average="last").'
+                f"{cls.__name__} must return its last iterate, from which the server optimizer steps, and it returns "
+                'another. Set output="last" (for LocalSVRG, average="last").'
             )
         if lower is not None and not jax.tree.leaves(state.y):
             raise ValueError(
@@ -188,7 +188,7 @@ def _stepped(optimizer: Any, before: tree.Tree, after: tree.Tree, moments: Any) 
 
 
 def _stepped_below(optimizer: Any, names: tuple[str, ...], state: Any, after: Any, moments: Any) -> tuple[Any, Any]:
-    """Step y, and z of a method that follows the lower level twice, each with moments of its own."""
+    """Step y, and z if the method follows the lower level twice, each with its own moments."""
     kept = []
     for name, old in zip(names, moments if len(names) > 1 else (moments,), strict=True):
         value, new = _stepped(optimizer, getattr(state, name), getattr(after, name), old)

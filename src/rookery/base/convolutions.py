@@ -244,7 +244,7 @@ def _padded(image: Array, edges: Sequence[tuple[int, int, int]]) -> Array:
 
 
 def _alone(total: Array) -> Array:
-    """On a GPU, compute it in a kernel of its own: fused with later reductions it would be slower."""
+    """On a GPU, compute a sum in a separate kernel: fused with later reductions it would be slower."""
     return total if jax.default_backend() == "cpu" else lax.optimization_barrier(total)
 
 
@@ -283,7 +283,7 @@ class _Windows(NamedTuple):
         return self.size == self.stride and not any(map(any, self.padding))
 
     def spread(self, value: Array, which: Array, shape: Sequence[int]) -> Array:
-        """Return `put_back` for windows apart, where each has one value, at its `which`-th entry."""
+        """Return `put_back` of one value per window, at its `which`-th entry, for windows that are `apart`."""
         wide = [length for pair in zip(value.shape, self.size, strict=True) for length in pair]
         within = lambda a: lax.broadcast_in_dim(a, wide, range(0, 2 * a.ndim, 2))
         numbers = lax.iota(jnp.int32, prod(self.size)).reshape(self.size)

@@ -49,7 +49,7 @@ class Account:
     overflow: float = 0.0
 
     def epsilon(self, noise: float, delta: float, rounds: int) -> float:
-        """Return ε after so many rounds with this noise multiplier."""
+        """Return ε after this many rounds with this noise multiplier."""
         return _epsilon(self, noise, delta, rounds)
 
     def _epsilon(self, noise: float, delta: float, rounds: int) -> float:
@@ -81,7 +81,7 @@ class Account:
         return dp.SampledWithoutReplacementDpEvent(*self.fixed, released)
 
     def noise(self, epsilon: float, delta: float, rounds: int) -> float:
-        """Return the smallest noise multiplier, to three digits, with which so many rounds reveal at most ε."""
+        """Return the smallest noise multiplier, to three digits, with which this many rounds reveal at most ε."""
         from scipy.optimize import brentq  # slow to import
 
         excess: Callable[[float], float] = lambda log: math.log(

@@ -76,7 +76,7 @@ class _Attack:
             )
 
     def liars(self, n: int, key: Array | None = None) -> Any:
-        """Whether each of n clients lies; `key` is the round's."""
+        """Return whether each of n clients lies in the round with this key."""
         who = self.attackers
         if isinstance(who, Sequence):
             return np.isin(np.arange(n), who)

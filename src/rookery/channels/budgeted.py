@@ -35,7 +35,7 @@ class Budgeted(Plain):
         raise NotImplementedError
 
     def spent(self, account: Any, rounds: int) -> float:
-        """Return ε after so many rounds."""
+        """Return ε after this many rounds."""
         return account.epsilon(1.0, self.delta, rounds)
 
     def affordable(self, account: Any, rounds: int) -> int:

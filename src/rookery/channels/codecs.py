@@ -184,7 +184,7 @@ def _check_amount(codec: TopK | RandomK) -> None:
 
 
 def check_bits(owner: str, bits: Any) -> None:
-    """Raise ValueError if numbers of so many bits can't be packed."""
+    """Raise ValueError if numbers with this many bits can't be packed."""
     if not is_integer(bits) or bits not in (1, 4, 8):
         raise ValueError(f"rk.{owner}: bits must be 8, 4 or 1; got {bits!r}.")
 
@@ -216,7 +216,7 @@ def spread(values: Float[Array, " k"], places: Int[Array, " k"], size: int) -> F
 
 
 def stretches(seed: Array, size: int, k: int) -> tuple[Int[Array, " k"], Int[Array, " k"]]:
-    """Draw a place from each of k stretches of a vector, whose lengths differ by at most 1. Returns both."""
+    """Cut a vector into k stretches of about equal length. Returns a random place in each, and the lengths."""
     every, longer = divmod(size, k)
     number = jnp.arange(k, dtype=jnp.int32)
     begins, lengths = number * every + jnp.minimum(number, longer), every + (number < longer).astype(jnp.int32)
@@ -230,7 +230,7 @@ def place_type(size: int) -> Any:
 
 
 def bits_packed(numbers: Int[Array, " d"], bits: int) -> Int[Array, " bytes"]:
-    """Pack numbers of so many bits into bytes; the first number is in the lowest bits. The last byte is padded."""
+    """Pack numbers with this many bits into bytes; the first number is in the lowest bits. The last byte is padded."""
     each = 8 // bits
     padded = jnp.pad(numbers.astype(jnp.uint8), (0, -numbers.size % each)).reshape(-1, each)
     shifts = jnp.arange(0, 8, bits, dtype=jnp.uint8)

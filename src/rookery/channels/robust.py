@@ -173,11 +173,11 @@ RULES = (Trimmed, Median, GeometricMedian, Krum, CenteredClipping, Bucketing, Mi
 def median(attackers: float | None = None) -> Median:
     """The median of the replies, coordinate by coordinate.
 
-    It bears just under half of the clients.
+    It tolerates just under half of the clients.
 
     Arguments:
         attackers: the number of clients that may lie, or their share of the cohort below ½; None: as many as the rule
-            bears.
+            tolerates.
 
     Reference: Yin, Chen, Ramchandran and Bartlett, Byzantine-Robust Distributed Learning: Towards Optimal Statistical
     Rates, ICML 2018.
@@ -188,10 +188,10 @@ def median(attackers: float | None = None) -> Median:
 def trimmed_mean(attackers: float = 0.2) -> Trimmed:
     """The mean without the largest and the smallest entries of each coordinate.
 
-    It bears just under half of the clients. With attackers=0 it is the plain mean of clients with equal weights.
+    It tolerates just under half of the clients. With attackers=0 it is the plain mean of clients with equal weights.
 
     Arguments:
-        attackers: f, the number of clients that may lie, or their share of the cohort. So many entries are left out at
+        attackers: f, the number of clients that may lie, or their share of the cohort: as many entries are left out at
             each end.
 
     Reference: Yin et al. 2018, as for `median`.
@@ -204,11 +204,12 @@ def geometric_median(
 ) -> GeometricMedian:
     """The point with the least sum of distances to the replies, by Weiszfeld's iteration (RFA).
 
-    It bears just under half of the clients. Steps v ← Σ w_j v_j/Σ w_j with w_j = 1/max(‖v_j − v‖, smoothing) start from
-    the coordinate-wise median. (The paper's start at the mean lets one huge lie through, for any number of steps.)
+    It tolerates just under half of the clients. Steps v ← Σ w_j v_j/Σ w_j with w_j = 1/max(‖v_j − v‖, smoothing) start
+    from the coordinate-wise median. (The paper's start at the mean lets one huge lie through, for any number of steps.)
 
     Arguments:
-        attackers: the number of clients that may lie, or their share of the cohort; None: as many as the rule bears.
+        attackers: the number of clients that may lie, or their share of the cohort; None: as many as the rule
+            tolerates.
         iterations: R, the number of steps.
         smoothing: ν.
 
@@ -222,7 +223,7 @@ def geometric_median(
 def krum(attackers: float = 0.2, *, keep: int = 1) -> Krum:
     """The reply with the least sum of squared distances to its m − f − 2 nearest others, of m replies.
 
-    It bears f attackers among m ≥ 2f + 3 clients.
+    It tolerates f attackers among m ≥ 2f + 3 clients.
 
     Arguments:
         attackers: f, the number of clients that may lie, or their share of the cohort.
@@ -238,14 +239,15 @@ def krum(attackers: float = 0.2, *, keep: int = 1) -> Krum:
 def centered_clipping(radius: float, attackers: float | None = None, *, iterations: int = 3) -> CenteredClipping:
     """The mean of replies that are clipped, at the server, to a ball around the last aggregate.
 
-    It bears just under half of the clients in this sense: f attackers among m clients move a step of the iteration by
-    at most f/m times the radius. Steps v ← v + mean (v_j − v)·min(1, radius/‖v_j − v‖) start from the last aggregate of
-    the same exchange, which is the server's state, at first zero.
+    It tolerates just under half of the clients in this sense: f attackers among m clients move a step of the iteration
+    by at most f/m times the radius. Steps v ← v + mean (v_j − v)·min(1, radius/‖v_j − v‖) start from the last aggregate
+    of the same exchange, which is the server's state, at first zero.
 
     Arguments:
         radius: τ, as a norm over a whole variable. What is sent is an update, so for methods that send iterates the
             radius scales with the step sizes.
-        attackers: the number of clients that may lie, or their share of the cohort; None: as many as the rule bears.
+        attackers: the number of clients that may lie, or their share of the cohort; None: as many as the rule
+            tolerates.
         iterations: the number of steps.
 
     Reference: Karimireddy, He and Jaggi, Learning from History for Byzantine Robust Optimization, ICML 2021.
@@ -259,8 +261,8 @@ def centered_clipping(radius: float, attackers: float | None = None, *, iteratio
 def bucketing(rule: Rule, size: int = 2) -> Bucketing:
     """A rule on the means of random groups of `size` replies, for clients that differ.
 
-    The groups' means differ less than the replies. Each attacker spoils one group at most, so the rule must bear as
-    many among ⌈m/size⌉.
+    The groups' means differ less than the replies. Each attacker spoils one group at most, so `rule` must tolerate as
+    many attackers among ⌈m/size⌉ replies.
 
     Arguments:
         rule: e.g. `rk.median(2)`; its attackers are clients.
@@ -277,7 +279,7 @@ def bucketing(rule: Rule, size: int = 2) -> Bucketing:
 def nearest_neighbors(rule: Rule) -> Mixing:
     """A rule on replies that are each replaced by the mean of the m − f nearest ones, itself included (NNM).
 
-    It makes replies of clients that differ more alike, and bears what the rule bears.
+    It makes the replies of unlike clients more alike, and tolerates as many attackers as `rule` does.
 
     Arguments:
         rule: e.g. `rk.trimmed_mean(2)`, whose attackers are f.

@@ -70,8 +70,8 @@ class SecureSum(Plain):
     def fewest(self, clients: int) -> int:
         """Return the fewest replies that are added up: two thirds of the cohort, unless a number was given.
 
-        So many sites reveal a mask together. With more than half, a coordinator that tells sites different things
-        can't have a mask revealed in both of its parts.
+        As many sites must act together to reveal a mask. Because they are more than half, a coordinator that tells
+        sites different things can't have both parts of a mask revealed.
         """
         if clients < _FEWEST:
             raise ValueError(
@@ -88,13 +88,13 @@ class SecureSum(Plain):
         return self.threshold
 
     def plain(self, name: str, message: Any, marks: list[Bookkeeping], clients: int) -> Any:
-        """Return the `FixedPoint` of each array of a message; ValueError where there is none.
+        """Return the `FixedPoint` of each array of a message; raise ValueError if its integers have no bound.
 
         Arguments:
-            name: the exchange's.
+            name: the name of the exchange.
             message: the updates, and a list of the bookkeeping.
-            marks: those of the bookkeeping.
-            clients: how many are in the cohort.
+            marks: how each array of the bookkeeping is marked.
+            clients: the number of clients in the cohort.
         """
         self.fewest(clients)
         updates, marked = message

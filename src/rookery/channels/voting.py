@@ -19,7 +19,7 @@ class Votes(NamedTuple):
 
     rows: list[Array]  # the variable's arrays, with a row for each client, and zeros for those that do not count
     counted: Bool[Array, " m"]  # whose replies count
-    liars: Any  # the number of those that may still be among them
+    liars: Any  # how many of these may still be lies
 
     @property
     def number(self) -> Array:
@@ -28,7 +28,7 @@ class Votes(NamedTuple):
 
     @classmethod
     def of(cls, rows: list[Array], counted: Array, liars: Any) -> "Votes":
-        """Leave out replies with an entry that is not finite, each of which is one liar less to bear."""
+        """Return the votes without replies that are not finite, each of which counts as a liar found."""
         finite = [jnp.all(jnp.isfinite(a.reshape(len(a), -1)), axis=1) for a in rows]
         usable = functools.reduce(jnp.logical_and, finite, counted)
         left_out = jnp.sum(counted & ~usable, dtype=jnp.int32)
@@ -39,7 +39,7 @@ class Votes(NamedTuple):
 class Rule(Plain):
     """A rule that combines the replies to an exchange, variable by variable.
 
-    A subclass has `combined` and, if it bears less than just under half of the replies, `least`.
+    A subclass has `combined` and, if it tolerates fewer liars than just under half of the replies, `least`.
     """
 
     attackers: int | float | None
@@ -47,15 +47,15 @@ class Rule(Plain):
     name: ClassVar[str]
 
     def least(self, liars: int) -> int:
-        """The number of replies with which the rule bears so many attackers."""
+        """The number of replies that the rule needs to tolerate this many liars."""
         return 2 * liars + 1
 
     def combined(self, votes: Votes, last: list[Array], key: Array) -> list[Array]:
         """The variable's arrays. `last`: what was returned in the last round, if the rule keeps it."""
         raise NotImplementedError
 
-    def borne(self, clients: int) -> int:
-        """The number of attackers among so many clients; raise ValueError if the rule can't bear them."""
+    def tolerated(self, clients: int) -> int:
+        """Return how many clients of such a cohort may lie; raise ValueError if the rule can't tolerate them."""
         if self.attackers is None:
             return (clients - 1) // 2
         wanted = is_share(self.attackers)
@@ -63,15 +63,15 @@ class Rule(Plain):
         if self.least(liars) <= clients:
             return liars
         most = max((f for f in range(liars) if self.least(f) <= clients), default=None)
-        bears = "bears none" if most is None else f"bears at most {most}"
+        tolerates = "tolerates none" if most is None else f"tolerates at most {most}"
         raise ValueError(
-            f"rk.{self.name} {bears} among the {clients} clients of a cohort, and needs {self.least(liars)} clients to "
-            f"bear {liars}; got attackers={self.attackers!r}. Give a larger cohort, or fewer attackers."
+            f"rk.{self.name} {tolerates} of the {clients} clients of a cohort, and needs {self.least(liars)} clients "
+            f"to tolerate {liars}; got attackers={self.attackers!r}. Give a larger cohort, or fewer attackers."
         )
 
     def check_cohort(self, clients: int) -> int:
         """Return the number of replies that a round needs; raise ValueError if the cohort is too small."""
-        liars = self.borne(clients)
+        liars = self.tolerated(clients)
         return 1 if self.attackers is None else self.least(liars)
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
@@ -94,7 +94,7 @@ class Rule(Plain):
                 f"rk.{self.name} needs replies that count equally; in the exchange {exchange.name!r}, "
                 f"{exchange.uneven}. Name the exchanges that it protects: channel={{name: rule}}."
             )
-        liars, replies = self.borne(len(present)), jnp.sum(present, dtype=jnp.int32)
+        liars, replies = self.tolerated(len(present)), jnp.sum(present, dtype=jnp.int32)
         if self.attackers is None:
             most, least = (replies - 1) // 2, 1
         else:
@@ -114,7 +114,7 @@ class Rule(Plain):
     ) -> list[Array]:
         """The trimmed mean of the bookkeeping, clamped to its bounds once more."""
         replies = jnp.sum(present, dtype=jnp.int32)
-        most = (replies - 1) // 2 if self.attackers is None else jnp.int32(self.borne(len(present)))
+        most = (replies - 1) // 2 if self.attackers is None else jnp.int32(self.tolerated(len(present)))
         results = []
         for mark, array in zip(marks, rows, strict=True):
             bounded = mark.bounded(array).astype(accumulator(array.dtype))

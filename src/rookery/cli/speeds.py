@@ -1,4 +1,4 @@
-"""`--clock`, `--deadline`, `--asynchronous`, ...: the simulated speeds of clients, and whom the server waits for."""
+"""`--clock`, `--deadline`, `--asynchronous`, ...: the simulated speeds of clients, and which replies are waited for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Speeds(NamedTuple):
     def solve_options(self, faults: Any = None) -> dict[str, Any]:
         """Return the arguments of `rk.solve`: `clock`, `faults`, and `asynchronous` if it was given.
 
-        `faults`: what else goes wrong.
+        `faults`: other faults, to which late replies are added.
         """
         how = self._asynchronous()
         late = {name: self.given[name] for name in ("deadline", "first", "correct") if name in self.given}
@@ -63,7 +63,7 @@ class Speeds(NamedTuple):
         return {}
 
     def check(self, clients: Any) -> None:
-        """Raise ValueError if these are not the speeds of these clients."""
+        """Raise ValueError if the clock has speeds for another number of clients."""
         clock = self.solve_options().get("clock")
         if clock is not None:
             clock.at(clients)

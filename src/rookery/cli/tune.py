@@ -57,7 +57,10 @@ def tune(
     correct: opt.Correct = False,
     until: Annotated[
         float | None,
-        typer.Option(help="With --clock: compare candidates after equal seconds instead of rounds, at most so many."),
+        typer.Option(
+            help="With --clock: compare candidates after equal simulated seconds, at most this many, instead of equal "
+            "rounds."
+        ),
     ] = None,
     private: Annotated[float | None, typer.Option("--private", hidden=True)] = None,
     mesh: Annotated[str | None, typer.Option(help="Divide the candidates among devices: all, or a number.")] = None,
@@ -247,7 +250,7 @@ def _lines(tuning: rk.Tuning, request: Request, data: dict[str, Any], picture: P
     seconds = f"{tuning.seconds:.0f} s, {tuning.compiling:.0f} of them compiling"
     effort = f"{tuning.diverged} of {len(tuning.table)} diverged. It took {seconds}."
     if len(tuning.table) < candidates:
-        effort += f" (Of at most {candidates}: the values form a grid, and the next larger one has more.)"
+        effort += f" (At most {candidates} were allowed: the values form a grid, and the next larger grid has more.)"
     title = f"{request.title}: {tuning.metric}, the best of {len(tuning.table)} candidates"
     lines = [report.table(pd.DataFrame(columns), title), effort, f"The picture: {picture}"]
     if data["run"]:

@@ -228,7 +228,8 @@ def _check_shares(upper: Any, test: Any, faults: _Faults) -> None:
     with faults.noted():
         if sum(shares) >= 1:
             raise ValueError(
-                f"upper and test must leave rows to the lower level; got upper={upper!r} and test={test!r}. Give less."
+                f"upper and test must leave rows to the lower level; got upper={upper!r} and test={test!r}. Give "
+                "smaller shares."
             )
 
 

@@ -24,7 +24,7 @@ _digests: weakref.WeakKeyDictionary[Clients, str] = weakref.WeakKeyDictionary()
 
 
 def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: int, program: str) -> dict[str, Any]:
-    """Return what a run's numbers depend on, which must agree for it to continue from a checkpoint."""
+    """Return all that a run's numbers depend on. A checkpoint continues only runs in which it is the same."""
     hyperparameters = {}
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)

@@ -16,7 +16,7 @@ _FORMATS = (4, 5)  # the oldest and the newest format that this version of Rooke
 _IDS = "clients"  # the name of the array that says whose rows are stored
 _NAME = re.compile(r"round_(\d+)")
 APART = 2**22  # bytes from which the clients' memory is stored apart, so that only the rows that changed are written
-_CHAIN = 64  # rounds, at most, that are read for one: one with all rows, and those with changed rows after it
+_CHAIN = 64  # the most rounds that are read to restore one: one with all rows, and later ones with changed rows
 
 
 class ByClient(NamedTuple):
@@ -34,7 +34,7 @@ class ByClient(NamedTuple):
 class Folder:
     """A folder of saved rounds, each in its own folder, which is either complete or absent.
 
-    A round with changed rows alone is read together with the rounds before it, which are kept as long as it is.
+    A round with changed rows alone is read together with earlier rounds, which are kept as long as it is.
 
     If several processes run together, all see the folder: each writes its part of the arrays, and the lead process
     writes the rest.
@@ -151,8 +151,8 @@ class Folder:
     ) -> None:  # fmt: skip
         """Begin to write a round, and delete all others but `keep` and those that are read with it.
 
-        The arrays may be donated afterwards. Only the changed rows of what has a row for each client are written, if it
-        is large and `keep` has the others.
+        The arrays may be donated afterwards. Of large arrays with a row for each client, only the changed rows are
+        written if `keep` has the others.
         """
         self.wait()
         rounds = self.rounds()
@@ -179,7 +179,7 @@ class Folder:
     def _divided(
         self, items: dict[str, dict[str, Any]], before: list[int], by_client: ByClient | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Take the rows that are stored apart from the carry: the header's entry on them, and copies to write.
+        """Take from the carry the rows that are stored apart. Returns the header's entry on them, and copies to write.
 
         `before`: the rounds on which this one can build; see `_chain`.
         """

@@ -25,8 +25,8 @@ class Asynchronous:
     Arguments:
         buffer: the replies in a round.
         staleness: a in s = (1 + staleness)^-a. With 0, all replies count alike.
-        oldest: the largest staleness of a reply that counts. Older ones fill the buffer, but are ignored. None: all
-            count.
+        oldest: the largest staleness of a reply that counts. Older replies fill the buffer, but are ignored.
+            None: all count.
 
     Example:
         >>> import numpy as np, rookery as rk
@@ -52,7 +52,7 @@ class Asynchronous:
             raise ValueError(f"Asynchronous: oldest must be an integer of at least 0, or None; got {self.oldest!r}.")
 
     def weights(self, staleness: Any, dtype: Any) -> Array:
-        """How much replies of this staleness count."""
+        """Return the factor s by which replies of this staleness count."""
         counts = (1 + jnp.asarray(staleness, dtype)) ** -self.staleness
         return counts if self.oldest is None else jnp.where(staleness <= self.oldest, counts, 0)
 

@@ -93,7 +93,7 @@ class Client(Oracles):
 
     @property
     def places(self) -> Bool[Array, " widest"]:
-        """Whether the client has a sample, for each place of the upper data: as many as the largest client has."""
+        """Whether the client has a sample at each place of the upper data; the largest client fills all places."""
         self._refuse_records("places")
         view = self._views["upper"]
         return jnp.arange(view.widest) < view.size

@@ -24,20 +24,20 @@ class Clock:
 
     In an exchange, a client is busy for `latency` + bytes down / `downlink` + work / `compute` + bytes up / `uplink`,
     and the server waits for the slowest client that replies. Work and bytes are those of the ledger. A gradient counts
-    as one unit of work, for minibatches of any size, and a product with a Hessian or a Jacobian as two. What
-    clients do after a round's last exchange ends the round, and clients begin each turn of a loop of exchanges
-    together. The server's own work takes no time. The column `clock` of the history has the seconds so far.
+    as one unit of work, for minibatches of any size, and a product with a Hessian or a Jacobian as two. A round also
+    includes the work of clients after its last exchange. In a loop of exchanges, clients begin each turn together. The
+    server's own work takes no time. The column `clock` of the history has the seconds so far.
 
-    Each argument is a number, an array with a number for each client, an array with a row of them for each round, which
-    begins again after the last, or a distribution such as `scipy.stats.lognorm(1.0)`, from which each client draws
-    one number.
+    Each speed is a number, an array with a number for each client, an array with a row of these for each round, which
+    repeats after the last row, or a distribution such as `scipy.stats.lognorm(1.0)`, from which each client draws one
+    number.
 
     Arguments:
-        compute: gradients a second.
-        uplink: bytes a second from a client to the server.
-        downlink: bytes a second from the server to a client.
-        latency: seconds of an exchange, in addition.
-        seed: of what is drawn from distributions.
+        compute: gradients per second.
+        uplink: bytes per second from a client to the server.
+        downlink: bytes per second from the server to a client.
+        latency: additional seconds of every exchange.
+        seed: the seed of the draws from distributions.
 
     Example:
         >>> import numpy as np, rookery as rk
@@ -63,7 +63,7 @@ class Clock:
                 _checked(name, value)
 
     def at(self, clients: Any) -> "Timing":
-        """Return the speeds of these clients; raise ValueError if there are not as many."""
+        """Return the clock of these clients; raise ValueError if it has speeds for another number of clients."""
         n, drawn = clients.n, np.random.default_rng(self.seed)
         rates = {}
         for name in ("compute", "uplink", "downlink", "latency"):
@@ -109,7 +109,7 @@ class Timing(NamedTuple):
     """What a plan needs to know for its clock."""
 
     rates: Rates
-    sizes: tuple[Any, ...]  # for each leaf of the clients' data: the numbers of samples, or None if it is another leaf
+    sizes: tuple[Any, ...]  # for each leaf of the clients' data: numbers of samples, None for other leaves
     down: tuple[Mapping[Any, np.ndarray], ...] | None = None  # of the start and of a round: see `costs.bytes_down`
 
 
@@ -128,24 +128,24 @@ class Watch:
         self.complete, self._trace = timing.down is not None, timing.rates
         self._rates = Rates(*(jnp.asarray(a)[0 if len(a) == 1 else t % len(a)] for a in timing.rates))
         self._busy: dict[Any, tuple[Array, Array]] = {}  # by cohort: its clients and their work since the last exchange
-        self._known: dict[Any, Any] = {}  # by cohort: the work of all clients, None if it is not the same each time
+        self._known: dict[Any, Any] = {}  # by cohort: the work of all clients, None if it depends on draws
         self.turns: list[Array] = []
         self.exchanges = 0
 
     def work(self, cohort: Any, ids: Array, counts: Array, known: np.ndarray | None = None) -> None:
         """Add the counts of a client's function to what each client of a cohort has to do.
 
-        `known`: the counts of all clients, if they are the same each time.
+        `known`: the counts of all clients, if they do not depend on draws.
         """
         self._busy[cohort] = ids, self._of(cohort, ids) + _done(counts)
         before = self._known.get(cohort, np.float32(0))
         self._known[cohort] = None if known is None or before is None else before + _done(known)
 
     def times(self, cohort: Any, up: int) -> np.ndarray | None:
-        """Return how long each client of the federation would take until its reply has arrived.
+        """Return the seconds until each client's reply would arrive; None if they depend on draws of the run.
 
-        There is a row for each round of the speeds, and in it an axis for each loop around the exchange. None: it
-        depends on what is drawn during the run.
+        The first axis is for the rounds of the speeds, the last one for all clients of the federation, and between them
+        is an axis for each loop around the exchange.
         """
         busy = self._known.get(cohort, np.float32(0))
         if busy is None:
@@ -161,7 +161,7 @@ class Watch:
         return jnp.asarray(by_turn, jnp.float32)[tuple(turn.astype(jnp.int32) for turn in self.turns)]
 
     def exchange(self, cohort: Any, ids: Array, up: int) -> Array:
-        """Return how long each client of a cohort takes until its reply has arrived."""
+        """Return the seconds until the reply of each client of a cohort arrives."""
         busy, down = self._of(cohort, ids), self._down(self.exchanges)
         self._busy.pop(cohort, None)
         self._known.pop(cohort, None)
@@ -172,7 +172,7 @@ class Watch:
     def settle(self, last: Array | None = None) -> Array:
         """Return how long clients are busy with work that no exchange follows.
 
-        `last`: at the end of the round, its cohort, which gets the last messages.
+        `last`: the round's cohort, which gets the last messages; None before the end of the round.
         """
         seconds = [jnp.max(busy / self._rates.compute[ids]) for ids, busy in self._busy.values()]
         if last is not None:

@@ -299,7 +299,7 @@ class Fed(Exchanging):
 
     @property
     def everyone(self) -> "Fed":
-        """The federation with all its clients as the cohort, without memory; itself if these are its cohort."""
+        """The federation with all clients as its cohort, without memory; itself if its cohort has all clients."""
         if self.cohort_size == self.n and self._drawn is None and not self._repeats:
             return self
         if self._tracing.rate is not None:

@@ -1,4 +1,4 @@
-"""Late replies: whose arrive in time, and each client's chance that its own does."""
+"""Late replies: which replies arrive in time, and each client's chance to be in time."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ from rookery.language.channel import Faults
 def heard(
     seconds: Array, present: Array | None, deadline: float | None, first: int | None, key: Array | None
 ) -> tuple[Array | None, Array]:
-    """Return whose replies arrive in time, None for all, and how long the server waits for them.
+    """Return which replies arrive in time (None: all), and how long the server waits for them.
 
     Arguments:
         seconds: when the reply of each client of a cohort would arrive.
-        present: whose replies are not lost; None: all.
-        deadline: when the server stops waiting, if it does.
-        first: after how many replies it stops waiting, if it does.
-        key: decides which of two replies is first if they arrive together.
+        present: which replies are not lost; None: all.
+        deadline: the seconds after which the server stops waiting; None: never.
+        first: the number of replies after which it stops waiting; None: all.
+        key: breaks ties between replies that arrive together.
     """
     if present is None:
         return None, jnp.max(seconds)
@@ -42,8 +42,8 @@ def heard(
 def chances(times: np.ndarray, cohort: int, deadline: float | None, first: int | None, dropout: float) -> np.ndarray:
     """Return each client's chance to be in time when it is asked and its reply is not lost.
 
-    It is a mean over the rows of `times`, and exact: a client is among the first if fewer of the others in its cohort,
-    which are drawn uniformly, are faster and reply.
+    The chances are exact, and means over the first axis of `times`. A client is among the first if fewer than `first`
+    others of its cohort, which is drawn uniformly, are faster and reply.
 
     Arguments:
         times: see `Watch.times`.
@@ -66,14 +66,14 @@ def _by_rank(n: int, cohort: int, first: int, dropout: float) -> np.ndarray:
     from scipy.special import gammaln  # slow to import
     from scipy.stats import binom
 
-    others = np.arange(cohort)  # of the cohort, how many others reply
+    others = np.arange(cohort)  # how many other clients of the cohort reply
     shares = binom.pmf(others, cohort - 1, 1 - dropout)
     choose = lambda a, b: gammaln(a + 1) - gammaln(b + 1) - gammaln(a - b + 1)
     total = np.zeros(n)
     for replies, share in zip(others, shares, strict=True):
         if replies < first:
             total += share
-        elif share > _NEGLIGIBLE:  # the sum over the ranks that the last of the first replies of others may have
+        elif share > _NEGLIGIBLE:  # the sum over the rank of the `first`-th reply among all others
             rank = np.arange(first - 1, n - 1 - (replies - first))
             last = choose(rank, first - 1) + choose(n - 2 - rank, replies - first) - choose(n - 1, replies)
             by_rank = np.zeros(n)
@@ -90,7 +90,7 @@ def checked_chances(
 ) -> tuple[np.ndarray, list[int]]:
     """Return each client's chance to be heard in time, and the clients that never are.
 
-    Raise ValueError if too few clients can ever reply in time, or if a client never can whose share is to be corrected.
+    Raise ValueError if too few clients can ever reply in time, or if some client never can and `faults.correct` is set.
     """
     n = len(names)
     soonest = np.sort(times.min(axis=tuple(range(times.ndim - 1))))[min(faults.minimum, n) - 1]

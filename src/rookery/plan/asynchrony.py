@@ -19,7 +19,7 @@ _NOTHING: Tags = frozenset()
 def check(plan: Plan, how: Asynchronous) -> None:
     """Raise ValueError, with the reason, if the rounds of this plan can't be asynchronous.
 
-    They can if clients reply once, to nothing but what they were sent at the beginning, and if the server uses their
+    They can if clients reply once, from nothing but what they were sent at the beginning, and if the server uses their
     replies only through one mean or sum.
     """
     name, counts_alike = plan.title.partition(".")[0], how.staleness == 0 and how.oldest is None
@@ -58,7 +58,7 @@ def _reason(plan: Plan) -> tuple[str | None, bool]:
     is_tags = lambda value: isinstance(value, frozenset)
     server = jax.tree.leaves((made.carry.state, made.carry.server), is_leaf=is_tags)
     if dependence.reason is None and any(_COHORT in tags for tags in server):
-        dependence.reason = "the server's state depends on who is asked, and the replies are those of others"
+        dependence.reason = "the server's state depends on which clients are asked, and the replies come from others"
     return dependence.reason, dependence.mirrors
 
 

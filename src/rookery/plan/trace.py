@@ -43,7 +43,7 @@ class Setting(NamedTuple):
 
     @property
     def rate(self) -> float | None:
-        """If denominators must be public: the share of all clients that a cohort is expected to have; else None."""
+        """In a private run: the share of all clients that a cohort is expected to have; else None."""
         if not channels.is_private(self.channel):
             return None
         return self.cohort / self.clients.n if self.chance is None else self.chance

@@ -47,7 +47,7 @@ class Budget:
         return self.channel.affordable(self.account, self.wanted + self.repeated) - self.repeated
 
     def epsilon(self, rounds: int) -> float:
-        """Return ε after so many rounds."""
+        """Return ε after this many rounds."""
         count = rounds + self.repeated
         if count not in self._spent:
             self._spent[count] = self.channel.spent(self.account, count)

@@ -41,11 +41,11 @@ class Price:
     cohorts: str = ""
 
     def epsilon(self, rounds: int = _ROUNDS, noise: float = 1.0) -> float:
-        """Return ε after so many rounds with this noise multiplier; infinite if the run is refused."""
+        """Return ε after this many rounds with this noise multiplier; infinite if the run can't be private."""
         return math.inf if self.account is None else self.account.epsilon(noise, self.channel.delta, rounds)
 
     def noise(self, epsilon: float, rounds: int) -> float:
-        """Return the noise multiplier with which so many rounds cost at most ε; infinite if the run is refused."""
+        """Return the noise multiplier with which this many rounds cost at most ε; infinite if that is impossible."""
         return math.inf if self.account is None else self.account.noise(epsilon, self.channel.delta, rounds)
 
     @property

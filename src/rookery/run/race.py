@@ -84,8 +84,8 @@ class _Group:
 class Race:
     """The candidates of a search: their metrics so far, and which of them have diverged.
 
-    They are compared after equal rounds or, with `until`, after equal seconds of the clock: each has then completed the
-    rounds that end by then, at most `rounds`.
+    They are compared after equal rounds or, with `until`, after equal seconds of the clock. Each has then completed as
+    many rounds as end by then, but at most `rounds`.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Race:
         """Run to each rung the better half of the candidates that reached the one before."""
         rungs = self.rungs
         lengths = np.diff([0, *rungs])
-        # Half of the candidates each time, and as many more as would leave slots empty.
+        # Half of the candidates each time, and more where slots would be empty.
         keep = [self.slots * -(-len(self.candidates) // (2**k * self.slots)) for k in range(len(rungs))]
         for k, (begin, end) in enumerate(pairwise([0, *rungs])):
             ready = [i for i in self.ranked() if self.lost[i] is None and max(self.shown[i], default=0) == begin]

@@ -20,20 +20,21 @@ _EPSILON, _ROUNDS = 8.0, 200
 
 _PAGE = f"""# What privacy costs, method by method
 
-[A private run](privacy.md) pays for every result that a round releases. The table has, for each method in its default
-settings, what a round releases, ε after 100 rounds with a noise multiplier of 1, and the multiplier with which
+Choose a method for [a private run](privacy.md), which pays for every result that a round releases. A result is a mean
+or a sum that one exchange publishes. The table shows, for each method in its default settings, how many results a
+round releases, ε after 100 rounds with a noise multiplier of 1, and the multiplier with which
 {_ROUNDS} rounds stay below ε = {_EPSILON:g}. The unit is a client; there are {_CLIENTS:,} clients, of which
-`rk.Poisson({_COHORT})` draws about {_COHORT} in each round, and δ = 1e-5. `make docs` computes it from the
-methods' plans. `rk.explain(..., private=...)` prints the same for your own problem, settings and cohorts.
+`rk.Poisson({_COHORT})` draws about {_COHORT} in each round, and δ = 1e-5. `make docs` computes the table from
+the methods' plans. `rk.explain(..., private=...)` prints the same for your own problem, settings and cohorts.
 
 | method | for | releases per round | ε after 100 rounds | noise for ε = {_EPSILON:g} |
 |---|---|---|---|---|
 {{rows}}
 
-A result is what one exchange publishes: a mean or a sum. Bookkeeping that differs between clients, such as the number
-of local steps of `SimFBO`, is a result of its own. "+ 1" is a result before the first round, which comes from all
-clients. The methods marked with * need a number for `hessian_step`, because "auto" is refused. Those marked with † take
-all clients in every round, so that no draw of a cohort lowers the price.
+Bookkeeping that differs between clients, such as the number of local steps of `SimFBO`, counts as another result. "+ 1"
+stands for one result of all clients before the first round. Methods marked with * need a number for `hessian_step`,
+because "auto" is refused. Methods marked with † take all clients in every round, so that their price is not lowered by
+drawing cohorts.
 
 ## Refused
 

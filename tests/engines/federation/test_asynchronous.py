@@ -416,7 +416,7 @@ def test_with_too_few_sites_the_run_pauses() -> None:
     session.advance(ROUNDS)
     assert session.rounds == ROUNDS
     assert [line for line in told if line.startswith("The run")] == [
-        "The run pauses: 1 of 2 sites that it needs are there.",
+        "The run pauses: 1 of the 2 sites that it needs are there.",
         "The run goes on.",
     ]
 

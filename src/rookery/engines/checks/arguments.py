@@ -252,8 +252,8 @@ def _check_composition(problem: Composed, name: str, algorithm: Algorithm) -> No
     needs = getattr(algorithm, "needs", ())
     if "known outer" in needs and not problem.outer_is_known:
         raise ValueError(
-            f"{name} needs an outer function that is known to all, f(value); this problem's is each client's own, "
-            "f(value, batch). Put what takes data into inner or extra, or take a method that averages ∇f: FedNest."
+            f"{name} needs an outer function without data, f(value); this problem's is f(value, batch). Put what "
+            "takes data into inner or extra, or take a method that averages ∇f: FedNest."
         )
     if "extra" in needs and problem.extra is None:
         raise ValueError(f"{name} minimises only the extra part h, and this problem has none. Give extra=h(x, batch).")

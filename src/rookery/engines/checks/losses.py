@@ -244,7 +244,7 @@ def _fits(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
 
 
 def _check_inner(problem: Composed, clients: Clients, x: Any, y: Any, counts: Sequence[int]) -> None:
-    """Raise ValueError if an inner function fails, if its value's shape depends on the batch, or if y's differs."""
+    """Raise ValueError if an inner function fails, if its value's shape depends on the batch, or if y has another."""
     values = inner_shapes(problem, clients, x, counts)
     wanted, actual = shape_of(values), shape_of(y)
     structures: list[Any] = [jax.tree.structure(z) for z in (values, y)]

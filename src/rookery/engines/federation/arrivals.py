@@ -10,8 +10,8 @@ from rookery.engines.federation.links import Collector, Links, Reply, Request, S
 class Arrivals(Collector):
     """Collects replies one by one. A site has one request at a time.
 
-    The deadline only decides who counts as present: a late reply is as good as any other. A site that has lost its
-    connection, and with it its request, is sent a new one when it is back.
+    The deadline only decides which sites count as present: a late reply counts like any other. A site that has lost its
+    connection, and with it its request, is sent a new request when it is back.
 
     Arguments:
         links: the links to all sites.
@@ -33,7 +33,7 @@ class Arrivals(Collector):
         self._waiting_since = 0.0
 
     def is_idle(self, site: int) -> bool:
-        """Return whether a site may begin: it is at no request, and its last reply has been taken."""
+        """Return whether a site may begin: it has no request, and its last reply has been taken."""
         return (
             site not in self._pending
             and all(other != site for other, _ in self._arrived)
@@ -47,7 +47,7 @@ class Arrivals(Collector):
         self._ask(site, request)
 
     def take(self) -> tuple[int, Reply]:
-        """Return the site and the reply that arrived first, once enough sites are present; SiteError if they aren't."""
+        """Return the first reply and its site, once enough sites are present; raise SiteError if they stay away."""
         links = self._links
         while not (self._are_present() and self._arrived):
             self._receive(links.patience if self._paused else None)
@@ -100,7 +100,7 @@ class Arrivals(Collector):
         if not self._paused:
             self._paused, self._waiting_since = True, time.monotonic()
             if links.patience != 0:
-                links.note(f"The run pauses: {present} of {self._needed} sites that it needs are there.")
+                links.note(f"The run pauses: {present} of the {self._needed} sites that it needs are there.")
         return False
 
     def _missing(self) -> str:

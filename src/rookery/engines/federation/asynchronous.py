@@ -1,7 +1,7 @@
 """Asynchronous rounds of a federation: a round of the plan whose mean is over the replies that arrive.
 
-Every site works at one request at a time. When it has replied, it is sent the newest model at once, except for the site
-whose reply ends the round, which is sent the next one. Replies are counted in the order in which they arrive.
+Every site works at one request at a time. When it has replied, it is sent the newest model at once. The site whose
+reply ends the round is sent the model of the next round. Replies are counted in the order in which they arrive.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ from rookery.plan.trace import Made, Plan
 
 
 def check_job(job: Job) -> None:
-    """Raise ValueError for an asynchronous job that is not one for a federation, as far as is known without a plan."""
+    """Raise ValueError if a federation can't run this asynchronous job, as far as is known without a plan."""
     if job.asynchronous is None:
         return
     if hasattr(job.algorithm, "memory"):
@@ -77,7 +77,7 @@ class Pace:
 
     Attributes:
         arrivals: their replies.
-        begun: what each of them is at.
+        begun: what each of them is working on.
     """
 
     def __init__(self, traced: engine.Traced, links: Links) -> None:
@@ -99,7 +99,7 @@ class Pace:
 
 
 def _by_client(plan: Plan, wanted: list[Any], n: int) -> Callable[[list[Any]], list[Array]]:
-    """Return a function of the plan's inputs: the rows that each client would have of these values of the server."""
+    """Return a function from the plan's inputs to the rows that each client would get of these values of the server."""
     eqns = []
     for eqn in plan.jaxpr.eqns:
         if eqn.primitive is primitives.reduce:
@@ -244,5 +244,5 @@ class AsynchronousPhase(Phase):
 
 
 def _of(known: dict[Mapped, Mapped], value: Any) -> Any:
-    """Return a client's value as the other functions compute it."""
+    """Return a client's value as the functions with other keys compute it."""
     return Computed(known[value.mapped], value.output) if isinstance(value, Computed) else value

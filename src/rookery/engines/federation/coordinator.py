@@ -31,7 +31,7 @@ class Coordinator:
 
     Attributes:
         sent, received: bytes of arrays that went over the wire.
-        lost, wrote, blamed: those of the last phase; see `Phase`.
+        lost, wrote, blamed: of the last phase; see `Phase`.
         memory_finite: for each array in the sites' memory, whether it was finite at all sites after the last phase.
     """
 

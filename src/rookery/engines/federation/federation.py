@@ -29,7 +29,7 @@ from rookery.language import channel as channels
 from rookery.language.channel import is_private_for_records
 from rookery.plan import trace as plan
 
-_WASTE = 4  # sites are padded to the largest if that takes at most so many times the actual rows
+_WASTE = 4  # sites are padded to the largest if that takes at most this many times the actual rows
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ class PlanGuard:
             raise RefusedError(f"{last}, and it does not go back. Begin a new run.")
         if phase == 2 and t < seen.evaluated:
             raise RefusedError(
-                f"it was evaluated after {seen.evaluated} rounds, and it does not go back. Begin a new run."
+                f"it was evaluated after {seen.evaluated} rounds, and it does not go back to {t}. Begin a new run."
             )
         reached = seen.moment[1] + 1 if seen.moment[0] == 1 else seen.evaluated
         if phase == 2 and self._everyone and reached >= 0 and t > reached:

@@ -310,7 +310,7 @@ class Collector:
             self._links.note(f"{self._links.name(site)} is not waited for until it answers.")
 
     def _note(self, site: int, text: str) -> None:
-        """Report what happens to a site, unless it comes and goes and answers nothing."""
+        """Report what happens to a site, unless it keeps reconnecting without answering."""
         if self._links.records[site].unanswered <= _TRIES:
             self._links.note(f"{self._links.name(site)} {text.rstrip('.')}.")
         else:

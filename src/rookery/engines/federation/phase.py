@@ -366,9 +366,9 @@ class Phase(Visitor[Any]):
     def _requests(
         self, cohort: Cohort, maps: list[Mapped], wanted: Wanted, places: dict[int, int]
     ) -> tuple[dict[int, Request], int]:
-        """Return a request for each client, with the values that it does not have yet, and the bytes of arrays in one.
+        """Return a request for each client, with the values that it lacks, and the bytes of the arrays in one request.
 
-        `places` has the clients, and the place of each in the cohort.
+        `places`: the place in the cohort of each client.
         """
         values = {v.number: v for m in maps for v in m.sent if v.constant < 0 and v.number not in cohort.delivered}
         number = self._links.number()

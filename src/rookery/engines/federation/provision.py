@@ -201,7 +201,7 @@ def _check_days(days: int) -> None:
 
 
 def _known(out: Path, names: Sequence[str]) -> tuple[Path, dict[str, Any], Any]:
-    """Return the coordinator's kit.toml, what it says, and the CA; ValueError unless these are participants."""
+    """Return the path and content of the coordinator's kit.toml, and the CA; ValueError for unknown participants."""
     certificates, listing = certificates_module(), out / COORDINATOR / "kit.toml"
     if not listing.exists():
         raise ValueError(f"{out} must be a folder of `rookery federation init`; it has no {COORDINATOR}/kit.toml.")

@@ -200,8 +200,8 @@ class Keepers:
         for i, since in self._since.items():
             if since < wrote[i]:
                 raise ValueError(
-                    f"{name(i)} must remember round {wrote[i]}, after which it last wrote before the checkpoint; it is "
-                    f"at round {since}. Restore its memory of this run."
+                    f"{name(i)} must have its memory of round {wrote[i]}, the last one saved before the checkpoint; it "
+                    f"has round {since}. Restore its memory of this run."
                 )
 
     def _needed(self, request: dict[str, Any]) -> dict[int, Any]:

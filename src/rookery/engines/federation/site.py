@@ -283,7 +283,7 @@ class Site:
         return all(ref[1] in there[ref[0]] for ref in refs if isinstance(ref, list) and ref[0] in there)
 
     def _remember(self, plan: Plan, header: dict[str, Any]) -> dict[str, list[bool]]:
-        """Remember what the request says, and return whether it is finite: all that leaves the site of it."""
+        """Remember what the request says. Returns whether it is finite, which is all that leaves the site."""
         if "memory" not in header:
             return {}
         following = self.memory.following

@@ -13,7 +13,7 @@ from rookery.engines.folders import Folder
 
 
 def _after(rounds: int) -> Moment:
-    """Return the last moment of a run of so many rounds."""
+    """Return the last moment of a run with this many rounds."""
     return (1, rounds - 1) if rounds else (0, 0)
 
 
@@ -26,12 +26,12 @@ class SiteMemory:
     """The memory of one site in one run.
 
     Attributes:
-        moment: the present one.
-        present: the memory as before this moment.
+        moment: the present moment.
+        present: the memory before this moment.
         following: the memory after it; None until the moment ends.
-        folder: for checkpoints.
+        folder: the folder of checkpoints.
         stores: instead of a folder: the stores of runs, by name.
-        store: that of this run.
+        store: the store of this run.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class SiteMemory:
         self.store: Store | None = None
 
     def after(self, rounds: int) -> Memory:
-        """Return what was remembered after so many rounds, without what an incomplete round wrote."""
+        """Return the memory after this many rounds, without the writes of an incomplete round."""
         if self.moment > _after(rounds):
             return self.present
         return self.following or self.present

@@ -155,7 +155,7 @@ def plus(counts: Counts, new: Mapping[Release, int], times: int = 1) -> Counts:
 
 
 def epsilon(counts: Counts, delta: float) -> float:
-    """Return the ε of these releases: that of the level for which it is larger."""
+    """Return the ε of these releases, for the level with the larger one."""
     accounts = [
         Account(tuple(Draws(times, *draw) for draw, times in sorted(level.items())), (), overflow=OVERFLOW)
         for level in counts

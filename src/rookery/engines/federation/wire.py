@@ -16,7 +16,7 @@ TYPES: dict[str, Any] = {
     np.dtype(t).name: np.dtype(t) for t in ("bool", *_INTEGERS, "float16", jnp.bfloat16, "float32", "float64")
 }
 PART = 1 << 20
-_ALIGNED = 64  # the first array begins at a multiple of so many bytes
+_ALIGNED = 64  # the first array begins at a multiple of this many bytes
 _LITTLE = sys.byteorder == "little"
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
 _AS_SENT = {name: dtype.newbyteorder("<") for name, dtype in TYPES.items()}

@@ -1,7 +1,7 @@
 """Asynchronous simulation on one device: the clients that begin in the same round are vectorised.
 
 They are sent the same model, so a round computes as much as a synchronous one with as many clients. Replies are kept
-until they arrive. Who begins when, and whose reply arrives when, is computed beforehand: see `queue`.
+until they arrive. Which client begins when, and which reply arrives when, is computed beforehand: see `queue`.
 """
 
 import itertools
@@ -65,7 +65,7 @@ class Session(device.Session):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the program and its constants, and of the clock, which decides whose replies a round has."""
+        """A digest of the program, its constants and the clock, which decides which replies a round has."""
         return jaxprs.digest(self._traced.fingerprint, self._timetable.fingerprint)
 
     def init(self) -> Amounts:
@@ -125,11 +125,11 @@ class Session(device.Session):
 
 
 class Timetable:
-    """Who begins when, and whose reply arrives when, computed on the CPU.
+    """Which client begins when, and which reply arrives when, computed on the CPU.
 
     Attributes:
         before: the seconds that the start takes.
-        fingerprint: of how long clients take.
+        fingerprint: a digest of how long clients take.
     """
 
     def __init__(self, traced: engine.Traced, once: bool) -> None:
@@ -352,7 +352,7 @@ def _put(rows: Any, at: Array, new: Any) -> Any:
 def begin(
     program: Program, consts: Any, clients: Clients, hyper: Any, carry: Carry, seed: Array, order: Array
 ) -> tuple[Carry, Kept, Array]:
-    """Have all clients in places but the last begin. Returns the carry, their replies, and their work."""
+    """Let the clients in all places but the last begin. Returns the carry, their replies, and their work."""
     buffer, places = program.how.buffer, program.places - 1
     turns = -(-places // buffer)
 
@@ -377,7 +377,7 @@ def advance(
     program: Program, limit: int, together: int, consts: Any, clients: Clients, hyper: Any, carry: Carry, kept: Kept,
     begin: Any, rounds: Any, strict: Any, seed: Array, events: Events,
 ) -> Any:  # fmt: skip
-    """Compute at most `rounds` rounds from round `begin` on, until one is not good: see `device.advance`."""
+    """Compute at most `rounds` rounds from round `begin` on, up to one that fails: see `device.advance`."""
     begin = jnp.asarray(begin, jnp.int32)
 
     def one(i: Any, state: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The division of clients among devices: which device has which clients, and their data placed there."""
+"""The division of clients among devices: which device has which clients, and how their data are placed."""
 
 import itertools
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def mesh_of(setting: Any) -> Mesh:
 
 
 def divide(mesh: Mesh, clients: Clients) -> "Division":
-    """Divide clients among devices: as many for each, and of unequal ones about as many samples.
+    """Divide clients evenly among devices: by number and, if their sizes differ, also by samples.
 
     The devices of a process have the clients that `Clients.from_loader` loads there.
     """
@@ -53,9 +53,10 @@ def divide(mesh: Mesh, clients: Clients) -> "Division":
 
 
 def shares(samples: np.ndarray, devices: int, each: int) -> list[np.ndarray]:
-    """Return the clients of each device, at most `each`, the smallest first; of equal ones, the first `each` and so on.
+    """Return the clients of each device, at most `each`: consecutive ones if all are equal, else the smallest first.
 
-    The largest clients are dealt first, one to every device, the largest of them to the device with the fewest samples.
+    Unequal clients are dealt in turns, the largest first. In each turn every device gets one, and the device with the
+    fewest samples so far gets the largest.
     """
     n = len(samples)
     if n == 0 or samples.min() == samples.max() or devices == 1:
@@ -74,7 +75,7 @@ def shares(samples: np.ndarray, devices: int, each: int) -> list[np.ndarray]:
 class Division:
     """Which device has which clients.
 
-    The rows of an array that is divided are slots: device d has those from d·each on, one for each of its clients.
+    The rows of a divided array are slots: device d has the `each` slots from d·each on, one for each of its clients.
     """
 
     mesh: Mesh
@@ -97,7 +98,7 @@ class Division:
 
     @cached_property
     def slots(self) -> np.ndarray | None:
-        """The slot of each client; None: its own number."""
+        """The slot of each client; None if it is the number of the client."""
         slots = np.empty(self.n, np.int32)
         for d, clients in enumerate(self.held):
             slots[clients] = d * self.each + np.arange(len(clients))
@@ -116,7 +117,7 @@ class Division:
         return jnp.asarray(clients)[slots]
 
     def by_client(self, leaf: Any) -> Any:
-        """An array with a row for each slot, with its rows in the order of clients; the rest comes last."""
+        """An array with a row for each slot, reordered by client; the rows of unused slots come last."""
         return leaf if self.slots is None else self._reordered(leaf, self._clients_first)
 
     def by_slot(self, leaf: Any) -> Any:
@@ -143,7 +144,7 @@ class Division:
             )
 
     def divided(self, clients: Clients) -> Clients:
-        """The data on the devices: each has its own clients', and all have the weights and the centre's data."""
+        """The data on the devices: each has those of its clients, and all have the weights and the centre's data."""
         begin = 0 if clients.here is None else clients.here.start
         center = None if clients.center is None else self.replicated(clients.center)
         return clients.map_levels(lambda data: self._place(data, begin), self.replicated(clients.weights), center)
@@ -193,7 +194,7 @@ class Division:
         return data.member(rows, put(offsets), put(sizes_there))
 
     def _put(self, piece: Callable[[int], np.ndarray], length: int, like: Any) -> Array:
-        """An array of which device d has piece(d), which has this length."""
+        """An array of which device d has piece(d), a piece of this length."""
         sharding = NamedSharding(self.mesh, DIVIDED)
         here = [
             jax.device_put(piece(d), device)
@@ -217,7 +218,7 @@ class Division:
 
 
 def undivided_shapes(clients: Clients) -> Clients:
-    """The shapes of the clients' data if one device held all of them."""
+    """The shapes of the clients' data if one device held all data."""
 
     def of(data: ClientRows) -> ClientRows:
         total = int(np.asarray(data.sizes, np.int64).sum())

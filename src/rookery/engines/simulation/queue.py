@@ -1,4 +1,4 @@
-"""The queue of an asynchronous simulation: which client begins when, and whose reply arrives when."""
+"""The queue of an asynchronous simulation: which client begins when, and which reply arrives when."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ Duration = Callable[[Array, Array], Array]  # duration(client, t): seconds until
 
 
 class Queue(NamedTuple):
-    """The clients at work between two rounds. All but one of the places are taken: that of the last reply is free."""
+    """The clients at work between two rounds. All places but one are taken: the place of the last reply is free."""
 
     order: Array  # all clients: first those in the places, then the idle ones
     left: Array  # by place: the seconds until the reply arrives
@@ -29,8 +29,8 @@ class Events(NamedTuple):
     ids: Array  # the clients that begin
     again: Array  # how often each has begun in this round before
     place: Array  # where its reply is kept; the number of places if it arrives in this round
-    source: Array  # of the replies that arrive: their place, or the number of places + which of those that begin now
-    staleness: Array  # and how many rounds ago these clients began
+    source: Array  # of each reply that arrives: its place, or the number of places + its index among those that begin
+    staleness: Array  # of each reply that arrives: how many rounds ago its client began
     seconds: Array  # how long the round takes
 
 

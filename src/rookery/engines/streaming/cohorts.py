@@ -15,7 +15,7 @@ _DRAWN = 2**24  # numbers that such a call may need
 
 
 class Cohorts:
-    """The cohorts of the next rounds, `ahead` rounds in a call: drawn in the session's thread, used in any."""
+    """The cohorts of the next rounds, drawn for `ahead` rounds in a call: in the session's thread, for use in any."""
 
     def __init__(self, seed: Array, n: int, draw: Draw, ahead: int = _AHEAD) -> None:
         cohort = draw.places

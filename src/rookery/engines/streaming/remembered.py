@@ -1,4 +1,4 @@
-"""Runs in which what clients remember stays on the host: the rows of cohorts travel with each compiled call."""
+"""Runs with the clients' memory on the host: the rows of cohorts travel with each compiled call."""
 
 import copy
 from collections.abc import Callable
@@ -23,11 +23,11 @@ from rookery.plan.calls import MapCall
 from rookery.plan.trace import Carry, Plan
 
 BYTES = 2**23  # of rows that travel with one call, unless one cohort has more
-_SHARE = 0.75  # of the device's memory: with what clients remember, the data and the state may not take more
+_SHARE = 0.75  # of the device's memory, which the clients' memory, the data and the state may take together
 
 
 def chosen(traced: engine.Traced, settings: device.Settings) -> bool:
-    """Return whether what clients remember stays on the host; raise ValueError if it should and cannot."""
+    """Return whether the clients' memory stays on the host; raise ValueError if that is asked for and impossible."""
     rows = jax.tree.leaves(traced.start.made.carry[1:3])
     if settings.memory == "device" or not rows:
         return False
@@ -125,7 +125,7 @@ def _with_rows(carry: Carry, rows: Any) -> Carry:
 
 
 def _start(*args: Any) -> tuple[Carry, Any]:
-    """See `device.start`: with the first client's rows, which are those of all."""
+    """See `device.start`. Keeps only the rows of the first client, because all clients begin with the same."""
     carry, report = device.start(*args)
     return _with_rows(carry, jax.tree.map(lambda a: a[:1], _rows(carry))), report
 
@@ -138,7 +138,7 @@ def _taken(here: np.ndarray, count: int, whole: np.ndarray) -> np.ndarray:
 
 
 class Program(device.Program):
-    """A plan to be interpreted where the rows of some clients are: those in `clients`, in ascending order."""
+    """A plan interpreted with the rows of some clients only: those in `clients`, in ascending order."""
 
     clients: Any
 

@@ -109,9 +109,9 @@ class Stage:
         return filled.with_data(levels, filled.weights, filled.center)
 
     def placed(self, value: Any) -> Any:
-        """Return arrays for a program that also gets the stage's: bound to the device if those are.
+        """Return arrays for a program that also receives the stage's arrays, committed to the device if those are.
 
-        Rows that the device reads by itself bind it. A program would be compiled again for arrays that are not bound.
+        They are if rows are pinned. With arrays that are not committed, the program would be compiled again.
         """
         return value if self._pinned is None else jax.device_put(value, jax.local_devices()[0])
 
@@ -153,8 +153,7 @@ class Stage:
     def store(self, pieces: list[Piece]) -> None:
         """Send pieces. The device stores their rows once the rounds under way no longer need the replaced ones.
 
-        The device has room for the rows of one prefetch in transit, so the rows of the previous prefetch must have
-        arrived.
+        Waits until the rows of the previous prefetch have arrived, because the device has room for one in transit.
         """
         jax.block_until_ready(self._stored)
         for piece in pieces:
@@ -285,7 +284,7 @@ def stage_for(traced: engine.Traced, data: Fetched, most: int) -> Stage | None:
 def _capacities(used: list[Used], cohort: int, most: int) -> list[int]:
     """For each level, the number of rows that fit on the device; empty if a cohort does not fit.
 
-    They are the rows of any cohort and an equal share of the rest. Room is left for the rows of a cohort in transit.
+    Each level gets the rows of any cohort and the same share of the rest. Room is left for a cohort in transit.
     """
     least = [fetched.largest(level.level.sizes, cohort) for level in used]
     whole = [int(level.level.sizes.sum()) for level in used]
@@ -300,7 +299,7 @@ def _capacities(used: list[Used], cohort: int, most: int) -> list[int]:
 
 
 def uses_own_cohort(plan: Plan) -> bool:
-    """Return whether only the round's own cohort works in a round: it draws no other."""
+    """Return whether only the round's own cohort works in a round, which draws no other."""
 
     def holds(body: Body, cohort: set[Any]) -> bool:
         loops = [step for step in body.steps if isinstance(step, LoopCall)]

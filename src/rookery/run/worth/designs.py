@@ -12,11 +12,12 @@ from rookery.run.worth.hospitals import Federation, Hospital, Splits
 
 @dataclass(frozen=True)
 class Site:
-    """A hospital's rows in every design: a split's rows for fitting (the first designs) or for training (the others).
+    """A hospital's rows in every design: a split's rows for fitting (the first designs), or all its training rows.
 
-    A row's features in design d are `rows @ maps[d]`: filled and standardised by the design's own rows, with markers of
-    missing values and a one. So all designs share the rows, and a product with all models is one matrix product. With
-    times, the rows are in descending order of time, and the last feature is zero: Cox's loss has no intercept.
+    A row's features in design d are `rows @ maps[d]`: filled and standardised by the rows of that design, with markers
+    of missing values, and 1 as the last feature. All designs share the rows, so that products with all models are one
+    matrix product. With times, the rows are in descending order of time, and the last feature is 0, because Cox's loss
+    has no intercept.
     """
 
     name: str

@@ -74,7 +74,7 @@ def metrics_in(table: "pd.DataFrame") -> list[str]:
 
 
 def _verdict(low: float, high: float, unbeatable: bool) -> str:
-    """Return what an interval says; always saying the commoner class cannot be beaten where there is no other."""
+    """Return the verdict of an interval. `unbeatable`: there is one class, which a constant answer predicts."""
     return GAINS if low > 0 and not unbeatable else LOSES if high < 0 else UNCLEAR
 
 

@@ -45,7 +45,7 @@ def join(
     A site that was never connected gives up if its certificate, or the coordinator's, is not accepted.
 
     Arguments:
-        handle, done: those of its `Responder`.
+        handle, done: the methods of its `Responder`.
         name: the site's name.
         address: where the coordinator listens.
         kit: its certificates; None: no certificates, on this machine only.
@@ -158,8 +158,8 @@ def _tls_verdict(kit: Kit, address: str, said: str) -> str:
     """Return why TLS fails between this site and the coordinator; "" if something else is wrong.
 
     Arguments:
-        kit: the site's.
-        address: the coordinator's.
+        kit: the site's kit.
+        address: the coordinator's address.
         said: what gRPC says of the connection.
     """
     host, _, port = address.rpartition(":")

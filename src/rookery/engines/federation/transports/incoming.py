@@ -17,7 +17,7 @@ class Room:
         self._free, self._lock = size, threading.Lock()
 
     def take(self, size: int) -> bool:
-        """Return whether there was room for so many bytes, which are then taken."""
+        """Take this many bytes; return False if there is no room for them."""
         with self._lock:
             if size > self._free:
                 return False

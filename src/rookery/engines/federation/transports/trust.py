@@ -54,8 +54,8 @@ class Trust:
     """What a site knows of the coordinator's certificate and of its own, from one connection to the next.
 
     Arguments:
-        kit: the site's.
-        host: the coordinator's, as it is connected to.
+        kit: the site's kit.
+        host: the host under which the coordinator is reached.
         tell: tell(text), called with what its owner should know.
 
     Attributes:
