@@ -17,8 +17,8 @@ class EvaluatedFed(Fed):
 
     def __init__(self, problem: Any, clients: Clients, ids: Array, memory: Any = None) -> None:
         super().__init__(problem, clients, clients.weights, ids, Tracing(threaded=Threaded(memory)))
-        self._interpreter = Interpreter(clients, clients.client_axes(), 128)
 
     def _bind(self, primitive: Any, *args: Any, **params: Any) -> list[Any]:
         traced, _ = jaxprs.trace(lambda *a: primitive.bind(*a, **params), *args)
-        return self._interpreter.run(body_of(jaxprs.open_up(traced)), [*traced.consts, *args])
+        interpreter = Interpreter(self._clients, self._clients.client_axes(), 128)  # it keeps rows from call to call
+        return interpreter.run(body_of(jaxprs.open_up(traced)), [*traced.consts, *args])

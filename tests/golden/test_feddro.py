@@ -238,10 +238,12 @@ def test_a_cohort_and_a_random_output() -> None:
     assert len(fits) == 1
     assert fits[0] > 0
 
+    method = rk.FedDRO(output="random")
+
     def drawn(key: Any) -> Any:
-        state = feddro._start("random", jnp.zeros(()), ())
+        state = feddro._start(method, jnp.zeros(()), ())
         for t, k in enumerate(jax.random.split(key, 5)):
-            state = feddro._after("random", state, jnp.float64(t + 1), (), k)
+            state = feddro._after(method, state, jnp.float64(t + 1), (), k)
         return state.x
 
     counts = Counter(jax.vmap(drawn)(jax.random.split(jax.random.key(0), 5000)).tolist())

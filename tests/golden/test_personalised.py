@@ -254,7 +254,7 @@ def test_the_best_personal_models_survive_a_resume(tmp_path: Path) -> None:
 def test_memory_that_nobody_sees() -> None:
     method = METHODS["FineTuned"][0]
     both = lambda x, y: {"value": x[0]}
-    with pytest.raises(ValueError, match=r"a Federation's sites keep that to themselves: give an evaluate\(x, y\)"):
+    with pytest.raises(ValueError, match=r"a function of \(x, y\) here, because the sites of a Federation"):
         rk.solve(PROBLEM, CLIENTS, method, START, 1, evaluate=lambda x, y, memory: {}, engine=rk.Federation())
     two = rk.Clients(upper=[NODES[0].arrays()] * 2)
     run = rk.solve(PROBLEM, two, method, START, 1, evaluate=both, keep_best="+value", engine=rk.Federation())

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 import rookery as rk
 from rookery import theory
-from rookery.algorithms import weighted_nodes
 
 Vector = NDArray[np.float64]
 SIZES, D, RIDGE, BATCH = (5, 7, 4, 6), 3, 0.1, 2
@@ -291,7 +290,7 @@ class Probe(rk.WeightedNodesProx):
         return Probed(x, y, jnp.zeros_like(x))
 
     def round(self, fed: Any, state: Any, key: Any) -> Any:
-        return Probed(state.x, *weighted_nodes._hypergradient(self, fed, state.x, state.y, key))
+        return Probed(state.x, *self.hypergradient(fed, state.x, state.y, key))
 
 
 PROBE = {"sync_every": 1, "model_step": 1.0, "linear_step": 1.0}
