@@ -146,10 +146,10 @@ def wrong_labels_are_mild(results: pd.DataFrame) -> Finding:
 
 
 @claim(
-    f"Where 30 % flip signs, every robust mean that bears them stays within {100 * NEAR:g} points of the plain mean "
-    "without liars in hyper-representation, for every method."
+    f"Where 30 % flip signs, every robust mean that tolerates them stays within {100 * NEAR:g} points of the plain "
+    "mean without liars in hyper-representation, for every method."
 )
-def all_bear_sign_flips(results: pd.DataFrame) -> Finding:
+def all_tolerate_sign_flips(results: pd.DataFrame) -> Finding:
     return all_lead(
         {
             f"{name}, {method}": less(NEAR, loss(results, LEARN, method, name, ("sign flip", 0.3)))

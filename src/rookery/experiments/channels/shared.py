@@ -70,7 +70,7 @@ def start(task: Task, config: Config, seed: int) -> Any:
 
 MAKE: dict[str, Callable[..., Task]] = {"representation": representation, "cleaning": cleaning}
 
-# The rules: all bear 30 % of the clients, and bucketing 20 %, which is nearly the most it can.
+# The rules: all tolerate 30 % of the clients, and bucketing 20 %, which is nearly the most it can.
 BORNE, BORNE_IN_BUCKETS = 0.3, 0.2
 
 
@@ -93,7 +93,7 @@ def rule(name: str, clients: int, radius: float = 1.0) -> Any:
 RULES = (
     "mean", "median", "trimmed mean", "geometric median", "multi-Krum", "clipping", "nearest neighbors", "bucketing",
 )  # fmt: skip
-ROBUST = RULES[1:-1]  # those that bear 30 %
+ROBUST = RULES[1:-1]  # those that tolerate 30 %
 FEW = ("mean", "median", "nearest neighbors")  # for BRFedBiM, and scaled down
 
 # The attacks.
