@@ -103,10 +103,12 @@ def test_a_client_with_nan_counts_as_zero_and_extreme_weights_do_not_overflow() 
 
 def test_the_sum_of_as_many_clients_as_there_are_does_not_overflow() -> None:
     """All at the bound, with the same sign."""
-    clients = rk.Clients(upper=[np.full((1, 1), 9.0, np.float32)] * 7)
+    clients, up = rk.Clients(upper=[np.full((1, 1), 9.0, np.float32)] * 7), []
     for bits in (16, 32):
         run = rk.solve(PROBLEM, clients, METHOD, np.zeros(1, np.float32), 1, channel=secure(1.0, bits=bits))
         np.testing.assert_allclose(run.x, 1.0, rtol=3e-4)
+        up.append(run.history["bytes_up"].iloc[-1])
+    assert up == [7 * 2, 7 * 4]
 
 
 def test_lost_replies_are_left_out_of_the_mean() -> None:

@@ -741,7 +741,7 @@ def test_compare_refuses(saved, tmp_path):
 
 def test_the_program_itself(tmp_path):
     program = Path(sys.executable).with_name("rookery")
-    call = [program, "run", "quadratic", "--algorithm", "LFedNest", "--rounds", "2", "--json"]
+    call = [program, "run", "quadratic", "--algorithm", "FedBiO", "--clients", "2", "--rounds", "2", "--json"]
     done = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rounds_done"] == 2

@@ -177,6 +177,8 @@ def test_only_the_rows_of_cohorts_are_read(read: set[int]) -> None:
     assert set.union(*needed[:-1]) <= read <= set.union(*needed)
     assert len(read) < N
     assert all(own.arrays == (0, 1) for own in session._stage.levels)  # and not what no loss looks at
+    assert all(own.capacity < SIZES.sum() / 2 for own in session._stage.levels)
+    assert session.moved > 0
 
 
 @pytest.mark.slow

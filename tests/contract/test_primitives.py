@@ -102,7 +102,7 @@ def test_the_ledger_adds_up() -> None:
     """Bytes by hand: float64, three clients; and the same on both engines."""
     runs = [
         rk.solve(PROBLEM, clients(), Everything(), np.zeros(5), rounds=6, cohort=3, seed=2, engine=engine)
-        for engine in (rk.Simulation(), rk.Federation())
+        for engine in (rk.Simulation(block=2), rk.Federation())
     ]
     assert runs[0].history.drop(columns="seconds").equals(runs[1].history.drop(columns="seconds"))
     assert runs[0].exchanges.equals(runs[1].exchanges)

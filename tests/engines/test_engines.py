@@ -574,14 +574,13 @@ def opened(loss: Any, place: str, engine: Any, sizes: tuple[int, ...]) -> None:
 
 
 PLACES = list(problems(MEANS["mean and ridge"]))
-QUICKLY = ("Compositional.inner",)
 
 
 @pytest.mark.parametrize(
     ("place", "engine"),
     [
         (PLACES[0], rk.Federation()),
-        *(pytest.param(place, rk.Simulation(), marks=() if place in QUICKLY else pytest.mark.slow) for place in PLACES),
+        *(pytest.param(place, rk.Simulation(), marks=pytest.mark.slow) for place in PLACES),
     ],
 )
 def test_a_loss_that_is_no_mean_needs_equal_clients(place: str, engine: Any) -> None:

@@ -180,23 +180,36 @@ def test_a_client_that_begins_twice_with_one_model_draws_anew() -> None:
     rows = [np.arange(2.0)[:, None], np.zeros((2, 1))]
     clients, clock = rk.Clients(upper=rows), rk.Clock(latency=[1.0, 9.0])
     method, given = rk.FedAvg(step=1.0, batch_size=1), {"clock": clock, "asynchronous": rk.Asynchronous(buffer=2)}
-    runs = [rk.solve(SQUARES, clients, method, np.zeros(1), 1, seed=seed, **given) for seed in range(4)]
-    assert {float(run.history["clock"].iloc[-1]) for run in runs} == {2.0}
-    assert 0.5 in {float(run.x[0]) for run in runs}
+    found = set[float]()
+    for seed in range(4):
+        run = rk.solve(SQUARES, clients, method, np.zeros(1), 1, seed=seed, **given)
+        assert run.history["clock"].iloc[-1] == 2.0
+        found.add(float(run.x[0]))
+        if 0.5 in found:
+            return
+    raise AssertionError(f"no seed gives 0.5, but {found}")
 
 
 ONE: Any = SQUARES, CLIENTS, rk.FedAvg(step=0.2, local_steps=2, batch_size=2), START
 GIVEN: Any = {"cohort": PLACES, "clock": CLOCK, "asynchronous": rk.Asynchronous(buffer=BUFFER)}
 
 
+def refused(checkpoint: Path, **other: Any) -> None:
+    with pytest.raises(ValueError, match="belongs to another run: its program"):
+        rk.solve(*ONE, 9, checkpoint=checkpoint, **(GIVEN | other))
+
+
+@pytest.mark.slow
+def test_a_resumed_run_needs_the_same_speeds_and_the_same_limit(tmp_path: Path) -> None:
+    rk.solve(*ONE, 4, checkpoint=tmp_path, **GIVEN)
+    refused(tmp_path, clock=rk.Clock(latency=[1.0, 1.7, 0.3, 2.9, 1.2]))
+    refused(tmp_path, asynchronous=rk.Asynchronous(buffer=BUFFER, oldest=9))
+
+
 def test_a_resumed_run_equals_an_uninterrupted_one_and_needs_the_same_late_replies(tmp_path: Path) -> None:
     whole = rk.solve(*ONE, 9, **GIVEN)
     rk.solve(*ONE, 4, checkpoint=tmp_path, **GIVEN)
-    late = rk.Asynchronous(buffer=BUFFER, staleness=0.0), rk.Asynchronous(buffer=BUFFER, oldest=9)
-    others = [{"clock": rk.Clock(latency=[1.0, 1.7, 0.3, 2.9, 1.2])}, *({"asynchronous": how} for how in late)]
-    for other in others:
-        with pytest.raises(ValueError, match="belongs to another run: its program"):
-            rk.solve(*ONE, 9, checkpoint=tmp_path, **(GIVEN | other))
+    refused(tmp_path, asynchronous=rk.Asynchronous(buffer=BUFFER, staleness=0.0))
     resumed = rk.solve(*ONE, 9, checkpoint=tmp_path, **GIVEN)
     np.testing.assert_array_equal(whole.x, resumed.x)
     pd_columns = ["clock", "staleness", "bytes_up", "bytes_down", "gradients"]
@@ -321,6 +334,5 @@ def test_compressed_and_clipped_replies() -> None:
     with rk.session(SQUARES, CLIENTS, rk.FedAvg(step=0.5), START, **given) as run:
         run.advance()
         assert 0 < np.linalg.norm(np.asarray(run.state.x) - START) <= 1e-3
-        for _ in range(149):
-            run.advance()
+        assert run.advance(149) == 149
         assert bool(jnp.all(jnp.isfinite(run.state.x)))

@@ -217,6 +217,10 @@ def test_local_train() -> None:
     assert last["exchanges"] == last["bytes_up"] == last["bytes_down"] == last["samples_lower"] == 0
     assert last["samples_upper"] == samples
     assert run.memory is None
+
+
+def test_local_train_needs_a_centre() -> None:
+    method = rk.LocalTrain(step=0.4, local_steps=3, refresh=0.5, batch_size=BATCH)
     with pytest.raises(ValueError, match="LocalTrain trains on the centre's data"):
         rk.solve(PROBLEM, rk.Clients(upper=[n.arrays() for n in NODES]), method, START, 1)
 

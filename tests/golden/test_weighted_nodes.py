@@ -80,14 +80,14 @@ class Draws:
     """What is random in one call of Local-SVRG, from the key that the library's call gets."""
 
     def __init__(self, key: Any, q: float) -> None:
-        self.q, self.rows = q, np.asarray(_batches(key))
-        self.windows = {count: np.asarray(_moves(key, q, count)) for count in (1, 2, 3, 5)}
+        self.rows = np.asarray(_batches(key))
+        self.q, self.window = q, cache(lambda count: np.asarray(_moves(key, q, count)))
 
     def batch(self, k: int, t: int) -> Any:
         return self.rows[k, t]
 
     def moves(self, k: int, first: int, count: int) -> Any:
-        return self.windows[count][k, first]
+        return self.window(count)[k, first]
 
 
 Gradient = Callable[[int, Vector, Any], Vector]  # (k, x, rows) -> ∇f_k on these rows

@@ -111,7 +111,7 @@ def flax_nnx(rate: float = 0.0) -> tuple[Any, Any, Any]:
 
 
 LIBRARIES = {"equinox": equinox, "linen": flax_linen, "nnx": flax_nnx}
-FURTHER = [("federation", "linen"), ("federation", "nnx"), ("simulation", "nnx")]
+FURTHER = [(engine, library) for engine in ("federation", "simulation") for library in ("linen", "nnx")]
 
 
 @pytest.mark.parametrize(

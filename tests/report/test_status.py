@@ -215,8 +215,8 @@ def test_ports(page: StatusPage) -> None:
 
 def test_a_long_history_stays_light(page: StatusPage) -> None:
     page.start({})
-    for k in range(100_000):
-        page.row({"round": k, "loss": 1 / (k + 1), "accuracy": k / 100_000})
+    for k in range(20_000):
+        page.row({"round": k, "loss": 1 / (k + 1), "accuracy": k / 20_000})
     assert len(page._rows.all()) <= 1001
     for k in range(300):
         page.event(f"{k} " + "x" * 1000)
@@ -226,10 +226,10 @@ def test_a_long_history_stays_light(page: StatusPage) -> None:
     for metric in status["metrics"]:
         assert 400 < len(metric["x"]) <= 1002
         assert metric["x"][0] == 0
-        assert metric["x"][-1] == 99_999
+        assert metric["x"][-1] == 19_999
         steps = {b - a for a, b in zip(metric["x"][:-2], metric["x"][1:-1], strict=True)}
         assert len(steps) == 1
-    assert status["metrics"][0]["y"][-1] == pytest.approx(1e-5)
+    assert status["metrics"][0]["y"][-1] == pytest.approx(5e-5)
     assert len(status["events"]) == 100
     assert status["events"][-1]["text"].startswith("299")
 

@@ -177,23 +177,23 @@ def test_separable_rows_and_one_class_have_finite_models() -> None:
     assert np.abs(alone).max() < 50
 
 
-def test_all_splits_in_one_program_are_the_librarys_fedavg_on_each() -> None:
+@pytest.mark.parametrize("design", [pytest.param(0, marks=pytest.mark.slow), 3])
+def test_all_splits_in_one_program_are_the_librarys_fedavg_on_each(design: int) -> None:
     parts = study(rows())
     clients, method = parts.clients(), rk.FedAvg(0.4, 3)
     models, penalties = methods._common(parts, clients, method)
-    for design in (0, 3):
-        penalty = penalties[design % 2]
-        data = [
-            {"z": each.features(design, each.used[design]), "y": each.positive[each.used[design]].astype(float)}
-            for each in parts.sites
-        ]
+    penalty = penalties[design % 2]
+    data = [
+        {"z": each.features(design, each.used[design]), "y": each.positive[each.used[design]].astype(float)}
+        for each in parts.sites
+    ]
 
-        def one(w: Any, b: Any, penalty: float = penalty) -> Any:
-            squares = penalty * jnp.sum(w[:-1] ** 2) + RIDGE * w[-1] ** 2
-            return jnp.mean(jnp.logaddexp(0, b["z"] @ w) - b["y"] * (b["z"] @ w)) + squares / 2
+    def one(w: Any, b: Any) -> Any:
+        squares = penalty * jnp.sum(w[:-1] ** 2) + RIDGE * w[-1] ** 2
+        return jnp.mean(jnp.logaddexp(0, b["z"] @ w) - b["y"] * (b["z"] @ w)) + squares / 2
 
-        plain = rk.solve(rk.SingleLevel(one), rk.Clients(data, weights=parts.shares.tolist()), method, np.zeros(4), 100)
-        np.testing.assert_allclose(models[design], plain.x, atol=2e-5)
+    plain = rk.solve(rk.SingleLevel(one), rk.Clients(data, weights=parts.shares.tolist()), method, np.zeros(4), 100)
+    np.testing.assert_allclose(models[design], plain.x, atol=2e-5)
 
 
 @pytest.mark.slow

@@ -187,7 +187,9 @@ def test_a_problem_of_ones_own() -> None:
     problem = rk.SingleLevel(lambda x, b: jnp.mean((b["a"] @ x["w"] + x["b"] - b["t"]) ** 2))
     init = {"w": np.zeros(2), "b": np.zeros(())}
     report = check_method(Sound, problem, clients, init, only=["trace", "client order"])
+    assert report.ok
     assert [own.name for own in report.results] == ["trace [SingleLevel]", "client order [SingleLevel]"]
+    assert "2 passed, 0 failed, 0 skipped" in str(report)
 
 
 def test_checks_are_for_parametrize() -> None:
