@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib.util
 import itertools
 import os
 from collections.abc import Iterator
@@ -30,7 +31,6 @@ os.environ["ROOKERY_CACHE"] = "off"  # the command line writes nothing into the 
 import jax
 import pytest
 import typer.main
-from hypothesis.internal.conjecture import providers
 from jax._src.interpreters import mlir
 
 from covered import QUICK_FOR, own_name
@@ -40,9 +40,12 @@ if hasattr(mlir, "make_ir_context"):
     mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 # Every call of the command line makes all commands anew, and most of that time is reading their parameters.
 typer.main.get_params_from_function = functools.cache(typer.main.get_params_from_function)
-# Hypothesis tries numbers and words that it finds in all files of ours, and reads them on every worker to find them.
-if hasattr(providers, "_get_local_constants"):
-    providers._get_local_constants = lambda: providers._local_constants
+# Hypothesis tries constants of all our files, and newer versions read them on every worker.
+if importlib.util.find_spec("hypothesis.internal.conjecture.providers"):
+    from hypothesis.internal.conjecture import providers
+
+    if hasattr(providers, "_get_local_constants"):
+        providers._get_local_constants = lambda: providers._local_constants
 gc.set_threshold(200_000, 20, 100)  # tracing makes many objects that live long: looking for garbage finds little
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_num_cpu_devices", 4)  # for meshes; everything else runs on the first
