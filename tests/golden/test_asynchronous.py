@@ -2,8 +2,9 @@
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -280,7 +281,33 @@ def test_which_methods(name: str, kind: str) -> None:
     assert np.isfinite(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found.state)])).all()
 
 
+class _State(NamedTuple):
+    x: Any
+    y: Any = ()
+
+
+@dataclass(frozen=True)
+class Directions:
+    """The server draws a direction, clients reply with the slope along it, and the server steps along it."""
+
+    sends: Literal["numbers", "key"] = "numbers"
+    solves: ClassVar = (rk.SingleLevel,)
+
+    def init(self, fed: Any, x: Any, y: Any, key: Any) -> Any:
+        return _State(x)
+
+    def round(self, fed: Any, state: Any, key: Any) -> Any:
+        own, shared = jax.random.split(key)
+        direction = lambda: jax.random.normal(shared, state.x.shape)
+        drawn = direction()
+        along = lambda: drawn if self.sends == "numbers" else direction()
+        slope = lambda c, k: jnp.vdot(c.f_x(state.x, (), c.upper(k, None)), along())
+        return _State(state.x - 0.1 * fed.mean(fed.map(slope, own)) * drawn)
+
+
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a direction that the server draws": (Directions(), {}, "sent numbers that the server draws"),
+    "a direction that all draw": (Directions(sends="key"), {}, "sent numbers that the server draws"),
     "more than one exchange": (rk.FedSVRG(), {}, 'one exchange.*it has those named "h", "x"'),
     "a larger buffer": (rk.FedAvg(), {"asynchronous": rk.Asynchronous(buffer=6)}, "at most the 5 clients.*got 6"),
     "no clock": (rk.FedAvg(), {"clock": None}, "needs the speeds of clients; got clock=None"),

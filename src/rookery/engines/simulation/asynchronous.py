@@ -204,7 +204,8 @@ class _Timed(NamedTuple):
         given = {"hyper": hyper, "t": t, "ids": keys.ids, "weights": weights, "key": keys.key, "chance": keys.chance}
         duration = self._duration(inputs)
         clients, rounds = (jnp.arange(count, dtype=jnp.int32) for count in (self.n, self.rows))
-        shortest = jax.lax.map(lambda t: jnp.min(jax.vmap(lambda client: duration(client, t, jnp.int32(0)))(clients)), rounds)
+        of_round = lambda t: jnp.min(jax.vmap(lambda client: duration(client, t, jnp.int32(0)))(clients))
+        shortest = jax.lax.map(of_round, rounds)
         return self.start_plan(consts, **given), jnp.min(shortest)
 
     def start(self, inputs: Any) -> Queue:
