@@ -343,7 +343,8 @@ class Fed(Exchanging):
         """The counts of a client's function, a row for each of these clients, as the server knows them beforehand."""
         counted, used = jaxprs.prune(work, [False] * (len(work.outvars) - 1) + [True])
         sent, rest = operands[: inputs.sent], operands[inputs.sent :]
-        key, again = rest[0] if inputs.key else None, self._tracing.again
+        again: Any = self._tracing.again
+        key: Any = rest[0] if inputs.key else None
         key = key if key is None or again is None else begun_again(key, again)
         hidden = [None] * (inputs.noise + inputs.levels + inputs.own)
         known = [True] * len(sent) + [sizes[k] is not None for k in inputs.data]
