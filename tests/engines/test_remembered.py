@@ -127,6 +127,15 @@ def test_a_run_is_continued_on_either(first: str, tmp_path: Path, monkeypatch: p
     compare(whole, run)
 
 
+def test_a_run_of_several_devices_goes_on_with_the_memory_on_the_host(tmp_path: Path) -> None:
+    """Four devices have places for 60 clients: the checkpoint of 58 has rows of padding, and the memory has not."""
+    given = GIVEN | {"clients": rk.Clients(upper=ROWS[:58]), "rounds": 6}
+    rk.solve(**given | {"rounds": 3}, engine=rk.Simulation(mesh=4), checkpoint=tmp_path / "run")
+    run = rk.solve(**given, engine=rk.Simulation(memory="host"), checkpoint=tmp_path / "run")
+    assert run.memory.shape == (58, 3)
+    np.testing.assert_allclose(run.memory, rk.solve(**given).memory, rtol=1e-4, atol=1e-6)
+
+
 def test_a_run_that_diverges_ends_as_on_the_device() -> None:
     given = GIVEN | {"algorithm": rk.Ditto(step=0.1, personal_step=1e30, personal_steps=1)}
     with pytest.warns(rk.NonFiniteWarning, match="stopped there"):

@@ -2,8 +2,9 @@
 
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -190,6 +191,31 @@ def test_a_client_that_begins_twice_with_one_model_draws_anew() -> None:
     raise AssertionError(f"no seed gives 0.5, but {found}")
 
 
+def test_drawn_steps_take_as_long_as_they_are_many() -> None:
+    """All replies but the first are those of client 0, which begins twice with each model, and draws its steps anew."""
+    clients, clock = rk.Clients(upper=[np.ones((1, 1)), np.zeros((1, 1))]), rk.Clock(compute=[1.0, 1e-9])
+    given: Any = {"seed": 2, "clock": clock, "asynchronous": rk.Asynchronous(buffer=2)}
+    with rk.session(SQUARES, clients, rk.FedAvg(local_steps=(1, 50)), np.zeros(1), **given) as run:
+        counts = [(run.advance(), run.counts["gradients"], run.counts["clock"])[1:] for _ in range(6)]
+    steps, seconds = np.diff(np.array(counts), axis=0).T
+    np.testing.assert_array_equal(steps, seconds)
+
+
+def test_what_the_first_clients_remember_is_checked() -> None:
+    """Client 2 diverges at once, and it would take until after the run to reply."""
+    clients = rk.Clients(upper=[np.full((1, 1), value, np.float32) for value in (1, 0, 3e38, 1, 1, 1)])
+    method = rk.Ditto(step=1e-3, personal_step=10.0, personal_steps=3)
+    given: Any = {"cohort": 4, "clock": rk.Clock(latency=[1, 1, 1e6, 1, 1, 1])}
+    given |= {"asynchronous": rk.Asynchronous(buffer=2, staleness=0.0), "on_nonfinite": "stop"}
+    with pytest.warns(rk.NonFiniteWarning, match="round 1: what a client remembers .* is not finite"):
+        run = rk.solve(SQUARES, clients, method, np.zeros(1, np.float32), 4, seed=2, **given)
+    assert run.rounds == 0
+    assert np.isfinite(run.memory).all()
+    with pytest.warns(rk.NonFiniteWarning, match="round 1: what a client remembers"):
+        run = rk.solve(SQUARES, clients, method, np.zeros(1, np.float32), 4, seed=2, **given | {"on_nonfinite": "warn"})
+    assert run.rounds == 4
+
+
 ONE: Any = SQUARES, CLIENTS, rk.FedAvg(step=0.2, local_steps=2, batch_size=2), START
 GIVEN: Any = {"cohort": PLACES, "clock": CLOCK, "asynchronous": rk.Asynchronous(buffer=BUFFER)}
 
@@ -268,7 +294,33 @@ def test_which_methods(name: str, kind: str) -> None:
     assert np.isfinite(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(found.state)])).all()
 
 
+class _State(NamedTuple):
+    x: Any
+    y: Any = ()
+
+
+@dataclass(frozen=True)
+class Directions:
+    """The server draws a direction, clients reply with the slope along it, and the server steps along it."""
+
+    sends: Literal["numbers", "key"] = "numbers"
+    solves: ClassVar = (rk.SingleLevel,)
+
+    def init(self, fed: Any, x: Any, y: Any, key: Any) -> Any:
+        return _State(x)
+
+    def round(self, fed: Any, state: Any, key: Any) -> Any:
+        own, shared = jax.random.split(key)
+        direction = lambda: jax.random.normal(shared, state.x.shape)
+        drawn = direction()
+        along = lambda: drawn if self.sends == "numbers" else direction()
+        slope = lambda c, k: jnp.vdot(c.f_x(state.x, (), c.upper(k, None)), along())
+        return _State(state.x - 0.1 * fed.mean(fed.map(slope, own)) * drawn)
+
+
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a direction that the server draws": (Directions(), {}, "the server draws numbers, sends them"),
+    "a direction that all draw": (Directions(sends="key"), {}, "the server draws numbers, sends them"),
     "more than one exchange": (rk.FedSVRG(), {}, 'one exchange.*it has those named "h", "x"'),
     "a larger buffer": (rk.FedAvg(), {"asynchronous": rk.Asynchronous(buffer=6)}, "at most the 5 clients.*got 6"),
     "no clock": (rk.FedAvg(), {"clock": None}, "needs the speeds of clients; got clock=None"),

@@ -361,10 +361,10 @@ def _filled(like: Any, found: dict[str, Any]) -> Any:
         if not np.size(leaf):
             return leaf
         value = found[str(i)]
-        if isinstance(leaf, jax.ShapeDtypeStruct | np.ndarray):
-            return value
         if not isinstance(leaf, Padded) and leaf.ndim and len(value) > len(leaf):  # it was padded
             value = value[: len(leaf)]
+        if isinstance(leaf, jax.ShapeDtypeStruct | np.ndarray):
+            return value
         value = value if isinstance(value, jax.Array) else jnp.array(value)
         leaf = leaf.array if isinstance(leaf, Padded) else leaf
         return jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf)) if is_key(leaf) else value

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -55,6 +56,11 @@ class Asynchronous:
         """Return the factor s by which replies of this staleness count."""
         counts = (1 + jnp.asarray(staleness, dtype)) ** -self.staleness
         return counts if self.oldest is None else jnp.where(staleness <= self.oldest, counts, 0)
+
+
+def begun_again(key: Array, again: Array) -> Array:
+    """Return the key of a client that has begun `again` times before with the same model, so that it draws anew."""
+    return jax.lax.select(again == 0, key, jax.random.fold_in(key, again))
 
 
 def _is_count(value: Any, least: int) -> bool:

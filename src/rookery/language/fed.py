@@ -17,6 +17,7 @@ from rookery.data.cohort import Draw, sample_cohort
 from rookery.data.rows import Count, entries
 from rookery.language import channel as channels
 from rookery.language import primitives
+from rookery.language.asynchronous import begun_again
 from rookery.language.channel import Bookkeeping, ChannelExchange
 from rookery.language.client import Client, Data, Epochs
 from rookery.language.exchange import Exchanging
@@ -342,6 +343,9 @@ class Fed(Exchanging):
         """The counts of a client's function, a row for each of these clients, as the server knows them beforehand."""
         counted, used = jaxprs.prune(work, [False] * (len(work.outvars) - 1) + [True])
         sent, rest = operands[: inputs.sent], operands[inputs.sent :]
+        again: Any = self._tracing.again
+        key: Any = rest[0] if inputs.key else None
+        key = key if key is None or again is None else begun_again(key, again)
         hidden = [None] * (inputs.noise + inputs.levels + inputs.own)
         known = [True] * len(sent) + [sizes[k] is not None for k in inputs.data]
         known += [True] * (inputs.identity + inputs.key) + [False] * len(hidden)
@@ -353,7 +357,7 @@ class Fed(Exchanging):
 
         def of_one(i: Array) -> Array:
             data = [None if sizes[k] is None else jnp.asarray(sizes[k])[i][None] for k in inputs.data]
-            own = [jax.random.fold_in(rest[0], i)] if inputs.key else []
+            own = [jax.random.fold_in(key, i)] if inputs.key else []
             arguments = [*sent, *data, *([i] if inputs.identity else []), *own, *hidden]
             return jaxprs.run(counted, *(a for a, reads in zip(arguments, used, strict=True) if reads))[0]
 

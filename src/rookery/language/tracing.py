@@ -92,6 +92,7 @@ class Tracing:
         self._packed: dict[int, tuple[Any, tuple[Array, ...]]] = {}  # by the identity of the value
         self.watch: Watch | None = None  # with a clock
         self.asynchronous = False  # whether means are over the replies in a buffer
+        self.again: Array | None = None  # how often the only client has begun before with this model, if it may have
         self.unheard: set[int] = set()  # the clients that are always too late for an exchange
         self.liars: Any = None  # with an attack: whether each client of the federation lies in this round
 

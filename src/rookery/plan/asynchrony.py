@@ -12,7 +12,7 @@ from rookery.plan.calls import Read, Visitor
 from rookery.plan.trace import Plan
 
 Tags = frozenset[str]
-_COHORT, _RESULT, _MEMORY = "the cohort", "the result", "memory"
+_COHORT, _RESULT, _MEMORY, _KEY, _DRAWN = "the cohort", "the result", "memory", "the key", "drawn numbers"
 _NOTHING: Tags = frozenset()
 
 
@@ -51,7 +51,7 @@ def _reason(plan: Plan) -> tuple[str | None, bool]:
     assert isinstance(exchange, calls.ReduceCall)
     if exchange.exchange.secure:
         return "a secure sum needs clients that reply to the same request", False
-    dependence, known = _Dependence(plan), {plan.inputs.ids: _COHORT}
+    dependence, known = _Dependence(plan), {plan.inputs.ids: _COHORT, plan.inputs.key: _KEY}
     known |= dict.fromkeys(jax.tree.leaves(plan.inputs.carry.memory), _MEMORY)
     outputs = dependence.visit(plan.body, [frozenset({known[v]} if v in known else ()) for v in plan.body.inputs])
     made = jax.tree.unflatten(jax.tree.structure(plan.made), outputs)
@@ -59,6 +59,11 @@ def _reason(plan: Plan) -> tuple[str | None, bool]:
     server = jax.tree.leaves((made.carry.state, made.carry.server), is_leaf=is_tags)
     if dependence.reason is None and any(_COHORT in tags for tags in server):
         dependence.reason = "the server's state depends on which clients are asked, and the replies come from others"
+    if dependence.reason is None and dependence.sends_drawn and any(_DRAWN in tags for tags in server):
+        dependence.reason = (
+            "the server draws numbers, sends them, and uses them again with the replies, and late replies belong to "
+            "the numbers of an earlier round"
+        )
     return dependence.reason, dependence.mirrors
 
 
@@ -67,22 +72,25 @@ def _is_exchange(call: calls.Call) -> bool:
 
 
 class _Dependence(Visitor[Tags]):
-    """Follows which values depend on the cohort, other than through the exchange, and on the result of the exchange."""
+    """Follows which values depend on the result of the exchange, and which other ones on the cohort or on the key."""
 
     def __init__(self, plan: Plan) -> None:
         self._ids = plan.inputs.ids
         self.reason: str | None = None
-        self.mirrors = False
+        self.mirrors = self.sends_drawn = False
 
     def literal(self, literal: Literal) -> Tags:
         return _NOTHING
 
     def server(self, step: calls.ServerWork, read: Read) -> list[Tags]:
         tags = dict(zip(step.jaxpr.invars, read(step.operands), strict=True))
-        return [_joined([tags[v] for v in used]) for used in jaxprs.dependencies(step.jaxpr).values()]
+        joined = {v: _joined([tags[u] for u in used]) for v, used in jaxprs.dependencies(step.jaxpr).items()}
+        drawn = lambda v: _KEY in joined[v] and not jaxprs.is_key(v.aval)
+        return [tags - {_KEY} | {_DRAWN} if drawn(v) else tags for v, tags in joined.items()]
 
     def map(self, call: calls.MapCall, read: Read) -> list[Tags]:
         self._check_cohort(call)
+        self._check_sent(read(call.sent))
         if _RESULT in _joined([*read(call.sent), *([] if call.key is None else [read(call.key)])]):
             self.reason = f"its clients need the result of the exchange in the same round, at {call.source}"
         remembered = dict(
@@ -94,6 +102,7 @@ class _Dependence(Visitor[Tags]):
 
     def scatter(self, call: calls.ScatterCall, read: Read) -> list[Tags]:
         self._check_cohort(call)
+        self._check_sent([read(call.rows)])
         if _RESULT in read(call.rows):
             self.reason = "its clients need the result of the exchange in the same round"
         return [_NOTHING]
@@ -109,6 +118,9 @@ class _Dependence(Visitor[Tags]):
 
     def center(self, call: calls.CenterCall, read: Read) -> list[Tags]:
         return [_joined(read(call.operands)) for _ in call.outputs]
+
+    def _check_sent(self, sent: Sequence[Tags]) -> None:
+        self.sends_drawn |= not _joined(sent).isdisjoint({_KEY, _DRAWN})
 
     def _check_cohort(self, call: calls.MapCall | calls.ScatterCall | calls.ReduceCall) -> None:
         if call.ids is not self._ids:

@@ -275,11 +275,14 @@ def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
         tracing.levels, tracing.down = levels, channels.down(setting.channel)
         tracing.asynchronous = setting.asynchronous
         _start_clock(tracing, setting.clock, given.t, 1)
+        ids = given.ids
+        if setting.asynchronous and setting.clock is not None:  # one client: see `Timetable`
+            ids, tracing.again = ids % setting.clients.n, ids[0] // setting.clients.n
         if setting.faults is not None and setting.faults.attack is not None:
             tracing.liars = setting.faults.attack.liars(setting.clients.n, given.chance)
-        cohort = Fed(setting.problem, setting.clients, given.weights, given.ids, tracing, present)
+        cohort = Fed(setting.problem, setting.clients, given.weights, ids, tracing, present)
         state = _like(state, _projected(setting.problem, algorithm.round(cohort, state, given.key)), name)
-        tracing.settle(given.ids)
+        tracing.settle(ids)
         after = tracing.threaded
         memory = _like(given.carry.memory, after.memory, f"{name}, what its clients remember")
         carry = Carry(state, memory, after.client, after.server, noise)

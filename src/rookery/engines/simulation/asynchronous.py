@@ -22,7 +22,7 @@ from rookery.engines.interpreter import Block, Interpreter, weighted_sum
 from rookery.engines.simulation import device, queue
 from rookery.engines.simulation.queue import Events, Queue
 from rookery.language import ledger
-from rookery.language.asynchronous import Asynchronous
+from rookery.language.asynchronous import Asynchronous, begun_again
 from rookery.language.ledger import Amounts, Entry, Exchange
 from rookery.plan import calls, trace
 from rookery.plan.calls import Read
@@ -73,10 +73,16 @@ class Session(device.Session):
         self._queue = self._timetable.start()
         program = self._late_program("begin", begin)
         with self._explained():
-            self._carry, self._kept, done = program(
+            after, self._kept, report = program(
                 traced.round.consts, self._data, traced.hyper, self._carry, traced.seed, self._queue.order
             )
-        work = [a + b for a, b in zip(cost.work, ledger.as_integers(jax.device_get(done)), strict=True)]
+            done, fine = jax.device_get(report)
+        reason = None if fine.all() else engine.not_finite(0, engine.where_not_finite(after, fine))
+        if reason is not None and self._job.on_nonfinite == "stop":
+            self.stopped = self.stopped or reason
+        else:
+            self._carry, self.warned = after, self.warned or reason
+        work = [a + b for a, b in zip(cost.work, ledger.as_integers(done), strict=True)]
         down = sum(entry.down for entry in costs(traced.round, ()).values())
         first = {Exchange("begin", "finish", "", 0, clients=self._places - 1): Entry(0, 0, down)}
         exchanges = {**cost.exchanges, **(first if self._places > 1 else {})}
@@ -198,7 +204,8 @@ class _Timed(NamedTuple):
         given = {"hyper": hyper, "t": t, "ids": keys.ids, "weights": weights, "key": keys.key, "chance": keys.chance}
         duration = self._duration(inputs)
         clients, rounds = (jnp.arange(count, dtype=jnp.int32) for count in (self.n, self.rows))
-        shortest = jax.lax.map(lambda t: jnp.min(jax.vmap(lambda client: duration(client, t))(clients)), rounds)
+        of_round = lambda t: jnp.min(jax.vmap(lambda client: duration(client, t, jnp.int32(0)))(clients))
+        shortest = jax.lax.map(of_round, rounds)
         return self.start_plan(consts, **given), jnp.min(shortest)
 
     def start(self, inputs: Any) -> Queue:
@@ -213,9 +220,9 @@ class _Timed(NamedTuple):
     def _duration(self, inputs: Any) -> queue.Duration:
         _, consts, hyper, weights, seed = inputs
 
-        def duration(client: Array, t: Array) -> Array:
-            key = engine.choice_and_key(seed, t)[1]
-            return self.round_plan(consts, hyper=hyper, t=t, ids=client[None], weights=weights, key=key, chance=key)
+        def duration(client: Array, t: Array, again: Array) -> Array:
+            key, ids = engine.choice_and_key(seed, t)[1], (client + self.n * again)[None]
+            return self.round_plan(consts, hyper=hyper, t=t, ids=ids, weights=weights, key=key, chance=key)
 
         return duration
 
@@ -307,12 +314,7 @@ class _Interpreter(Interpreter):
 
     def _keys(self, key: Array, ids: Any) -> Array:
         n = self._clients.n
-
-        def of_one(i: Array) -> Array:
-            again = jax.random.fold_in(key, i // n)
-            return jax.random.fold_in(jax.lax.select(i < n, key, again), i % n)
-
-        return jax.vmap(of_one)(ids)
+        return jax.vmap(lambda i: jax.random.fold_in(begun_again(key, i // n), i % n))(ids)
 
     def _numbers(self, ids: Any) -> Any:
         return ids % self._clients.n
@@ -351,8 +353,11 @@ def _put(rows: Any, at: Array, new: Any) -> Any:
 
 def begin(
     program: Program, consts: Any, clients: Clients, hyper: Any, carry: Carry, seed: Array, order: Array
-) -> tuple[Carry, Kept, Array]:
-    """Let the clients in all places but the last begin. Returns the carry, their replies, and their work."""
+) -> tuple[Carry, Kept, tuple[Array, Array]]:
+    """Let the clients in all places but the last begin.
+
+    Returns the carry, their replies, their work, and what is finite: see `device.finite`.
+    """
     buffer, places = program.how.buffer, program.places - 1
     turns = -(-places // buffer)
 
@@ -370,7 +375,8 @@ def begin(
         return carry._replace(memory=memory, client=client), kept, ledger.add(work, report["work"])
 
     state = carry, program.nothing_kept(), jnp.asarray(ledger.NO_WORK)
-    return jax.lax.fori_loop(0, turns, turn, state)
+    carry, kept, work = jax.lax.fori_loop(0, turns, turn, state)
+    return carry, kept, (work, device.finite(carry, program.private))
 
 
 def advance(

@@ -9,7 +9,8 @@ from jaxtyping import Array
 
 from rookery.engines import engine
 
-Duration = Callable[[Array, Array], Array]  # duration(client, t): seconds until its reply to the model of round t
+# duration(client, t, again): seconds until its reply to the model of round t, with which it began `again` times before
+Duration = Callable[[Array, Array, Array], Array]
 
 
 class Queue(NamedTuple):
@@ -42,7 +43,7 @@ def start(seed: Array, n: int, places: int, duration: Duration) -> Queue:
     began = jnp.full(n, -1, jnp.int32).at[taken].set(0)
     left = jnp.full(places, jnp.inf, jnp.float32)
     if places > 1:
-        left = left.at[:-1].set(jax.vmap(lambda client: duration(client, jnp.int32(0)))(taken))
+        left = left.at[:-1].set(jax.vmap(lambda client: duration(client, jnp.int32(0), jnp.int32(0)))(taken))
     nothing = jnp.zeros(places, jnp.int32), jnp.int32(places - 1)
     return Queue(order, left, *nothing, began, jnp.zeros(n, jnp.int32))
 
@@ -91,7 +92,7 @@ def one_round(queue: Queue, t: Array, buffer: int, once: bool, seed: Array, dura
             order = _swapped(order, other, jnp.where(out, n - done, other))
         client = order[place]
         again = jnp.where(queue.began[client] == t, queue.again[client] + 1, 0)
-        times = queue.left.at[place].set(now + duration(client, t))
+        times = queue.left.at[place].set(now + duration(client, t, again))
         version = queue.version.at[place].set(t)
         began, counts = queue.began.at[client].set(t), queue.again.at[client].set(again)
         begun = begun.at[place].set(k)
