@@ -55,9 +55,9 @@ class Exchanging:
         p, total = self._scaled(kind, weights)
         sent = self._encoded(kind, value, name, around, keys, bookkeeping, steady, p)
         if self._corrects:
-            own = "is a sum" if kind == "sum" else "" if steady else "has weights that the method chooses"
-            own = own or ("tells the method how many clients replied" if heard else "")
-            p, total = self._corrected(p, name, sent, own)
+            why = "is a sum" if kind == "sum" else "" if steady else "has weights that the method chooses"
+            why = why or ("tells the method how many clients replied" if heard else "")
+            p, total = self._corrected(p, name, sent, why)
         channel = sent.channel
         by_channel = None if channel is None else getattr(channel, "reduce", None)
         if by_channel is None and self._attack is not None and not self._attack.alone:
