@@ -258,6 +258,44 @@ def test_a_channel_that_reduces_sees_unpacked_rows(engine: Any) -> None:
     np.testing.assert_allclose(got.x, sent.max(axis=0), atol=1e-12)
 
 
+class Halves(Unchanged):
+    """A compressor that says nothing of the norm of what it unpacks."""
+
+    def unpack(self, exchange: Any, message: Any, state: Any) -> Any:
+        return jax.tree.map(lambda a: a / 2, message)
+
+
+def test_noise_is_refused_after_a_compressor_that_keeps_to_no_bound() -> None:
+    with pytest.raises(ValueError, match=r"Gaussian needs a bound on each message, and Halves gives none.*held_to"):
+        rk.chain(rk.clip(1.0), Halves(), rk.gaussian(1.0))
+
+
+class Doubling(Unchanged):
+    """Multiplies by a number that the server tells the clients, and divides by it again."""
+
+    def init(self, exchange: Any) -> Any:
+        return jnp.full((), 2.0), ()
+
+    def public(self, state: Any) -> Any:
+        return state
+
+    def encode(self, exchange: Any, value: Any, key: Any, state: Any) -> Any:
+        return jax.tree.map(lambda a: exchange.public * a, value), state
+
+    def decode(self, exchange: Any, total: Any, key: Any, state: Any) -> Any:
+        return jax.tree.map(lambda a: a / exchange.public, total), state
+
+
+@on_both
+@pytest.mark.parametrize("others", [(Unchanged(),), (rk.top_k(k=2, feedback="aggregate"),)], ids=["nothing", "more"])
+def test_each_channel_of_a_chain_tells_the_clients_its_own(engine: Any, others: Any) -> None:
+    """The numbers are what they are without it, and what the clients are told is counted."""
+    got, expected = (run(3, engine, channel=rk.chain(*first, *others)) for first in ((Doubling(),), ()))
+    np.testing.assert_allclose(got.x, expected.x, atol=1e-12)
+    more = got.history["bytes_down"].iloc[-1] - expected.history["bytes_down"].iloc[-1]
+    assert more == 3 * CLIENTS.n * jnp.zeros(()).nbytes
+
+
 @pytest.mark.parametrize("compress", [rk.top_k(0.5, feedback=None), rk.quantize(1)], ids=["top", "one bit"])
 def test_noise_after_compression_keeps_the_bound(compress: Any) -> None:
     """One bit enlarges a clipped update; the server scales it down to the clip's bound before the noise."""

@@ -293,6 +293,8 @@ class Larger:
 def test_noise_needs_a_bound_on_what_is_sent_in_the_end() -> None:
     with pytest.raises(ValueError, match=r"Put rk.clip\(bound\) before it"):
         rk.chain(rk.clip(1.0), Larger(), rk.gaussian(1.0))
+    with pytest.raises(ValueError, match=r"Larger may enlarge what Clip has bounded.*before it, after Larger"):
+        rk.chain(rk.clip(1.0), Larger(), rk.gaussian(1.0))
     inner = rk.chain(rk.chain(Larger(), rk.clip(0.5)), rk.gaussian(2.0))
     assert inner.members[1].received == 0.5
 

@@ -151,6 +151,14 @@ def test_a_run_prints_its_metrics_and_exchanges():
         assert word in result.stdout
 
 
+def test_a_run_with_memory_prints_no_exchange_that_sends_nothing():
+    """Clients write their memory after the last exchange; they are sent nothing for that."""
+    result = invoke("run", "minimax-quadratic", "--algorithm", "ScaffoldSaddle", "--clients", "3", "--rounds", "1")
+    assert result.exit_code == 0, result.output
+    assert "The exchanges of a round" in result.stdout
+    assert "finish" not in result.stdout
+
+
 def test_quiet_prints_nothing_and_json_only_json():
     assert invoke(*SMALL, "--rounds", 2, "--quiet").output == ""
     result = invoke(*SMALL, "--rounds", 2, "--set", "upper_step=1", "--set", "noise=0", "--json")

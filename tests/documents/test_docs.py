@@ -64,10 +64,13 @@ def test_the_engine_and_the_transport_of_the_page_run(capsys: pytest.CaptureFixt
 
 
 def test_the_page_on_checkpoints_and_channels(capsys: pytest.CaptureFixture[str]) -> None:
-    _, channel, session = blocks("docs/checkpoints-and-channels.md", "python")
+    _, channel, second, session = blocks("docs/checkpoints-and-channels.md", "python")
+    names: dict[str, Any] = {}  # the second channel uses those of the first
     with jax.enable_x64(False):
-        exec(compile(channel, "checkpoints-and-channels.md", "exec"), {})
+        exec(compile(channel, "checkpoints-and-channels.md", "exec"), names)
         assert capsys.readouterr().out.splitlines() == ["2.000 400", "2.000 200"]
+        exec(compile(second, "checkpoints-and-channels.md", "exec"), names)
+        assert capsys.readouterr().out.splitlines() == ["0.00 6400", "0.15 2400"]
         exec(compile(session, "checkpoints-and-channels.md", "exec"), {})
     rounds, x, exchanges = capsys.readouterr().out.split()
     assert abs(float(x) - 2) < 0.01

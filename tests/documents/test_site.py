@@ -103,7 +103,7 @@ def test_every_method_has_its_mathematics_on_the_page_of_its_problem() -> None:
     kinds = {"WeightedNodes": "weighted-nodes", "SingleLevel": "single-level"}
     methods = {name: getattr(rk, name).solves[0].__name__ for name in algorithms.__all__} | {"SOBA": "Bilevel"}
     lost = [name for name, kind in methods.items() if name.lower() not in bold[kinds.get(kind, kind.lower())]]
-    assert lost == []
+    assert lost == [], "docs/mathematics must have these names in bold, e.g. **FedNest**, on the page of their problem"
 
 
 @pytest.mark.parametrize("page", [*FRONT, *sorted((ROOT / "examples").rglob("*.md"))], ids=relative)

@@ -173,9 +173,10 @@ def _tables(description: dict[str, Any], result: rk.Run) -> list[Any]:
     replies = description["channel"].get("asynchronous")
     title += f", {result.rounds} rounds of {cohort} clients" if replies is None else ""
     title += "" if replies is None else f", {result.rounds} rounds of {replies} replies"
-    exchanges = result.exchanges.assign(
-        bytes_up=result.exchanges["bytes_up"].map(report.size),
-        bytes_down=result.exchanges["bytes_down"].map(report.size),
+    exchanges = result.exchanges[(result.exchanges["kind"] != "finish") | (result.exchanges["bytes_down"] > 0)]
+    exchanges = exchanges.assign(
+        bytes_up=exchanges["bytes_up"].map(report.size),
+        bytes_down=exchanges["bytes_down"].map(report.size),
     ).rename(columns={"bytes_up": "up", "bytes_down": "down"})
     return [report.table(pd.DataFrame(rows), title), report.table(exchanges, "The exchanges of a round")]
 

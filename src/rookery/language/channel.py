@@ -13,17 +13,30 @@ from rookery.base.arguments import is_integer, is_number
 
 
 class ChannelExchange(NamedTuple):
-    """An exchange as a channel sees it."""
+    """An exchange as a channel sees it.
+
+    Attributes:
+        name: its name in the method, such as "x".
+        kind: "mean", "sum", "gather" or, if a client holds the centre's data, "center".
+        shapes: of a client's update (its difference to `around`, if the method names one): a tree of
+            `jax.ShapeDtypeStruct`, with None instead of bookkeeping.
+        share: in `decode`: the largest weight of a client in the result.
+        public: in `encode` and `decode`: what the channel's `public(state)`, if it has one, tells the clients.
+        steady: whether every client replies in every round, with the same weight.
+        state: in `reduce`: the server's state.
+        key: in `reduce`: a key that is derived from the seed.
+        uneven: in `reduce`: why the clients' replies must not count equally, or "".
+    """
 
     name: str
-    kind: str  # "mean", "sum", "gather" or, if a client holds the centre's data, "center"
-    shapes: Any  # of a client's update (its difference to `around`, if the algorithm names one); None: bookkeeping
-    share: Any = None  # in `decode`: the largest weight of a client in the result
-    public: Any = None  # in `encode`: what the channel's `public(server_state)`, if it has one, tells the clients
-    steady: bool = False  # whether every client replies in every round, with the same weight
-    state: Any = None  # in `reduce`: the server's state
-    key: Any = None  # in `reduce`: a key that is derived from the seed
-    uneven: str = ""  # in `reduce`: why the clients' replies must not count equally, or ""
+    kind: str
+    shapes: Any
+    share: Any = None
+    public: Any = None
+    steady: bool = False
+    state: Any = None
+    key: Any = None
+    uneven: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,7 @@ class Channel(Protocol):
     """What happens to a client's update on its way to the server, and to the result there.
 
     Every method is traced and becomes part of the plan, on every engine. A channel is given only the updates of a
-    message, with None instead of its `Bookkeeping`.
+    message, with None instead of its `Bookkeeping`. It refuses an exchange that it cannot handle by an error in `init`.
 
     One channel of a chain may also have `reduce(exchange, rows, weights, present)`, e.g. a median instead of the mean.
     `rows` has a row for each client, the `weights` of a mean add up to 1, and absent clients have weight 0. It may then
@@ -71,13 +84,23 @@ class Channel(Protocol):
     One channel of a chain may have `unpack(exchange, message, state)`, which turns a compressed message back into an
     update of the original shapes. It runs at the server, for each reply, before replies are added up. `state` is that
     of the server's side; what `unpack` computes must depend on nothing else.
+
+    Clients and server may share numbers that change, such as a random rotation for each round: `public(state)` returns
+    what the clients are sent of the server's state. They find it in `exchange.public`, and the ledger counts it.
+
+    A channel after which noise may follow has an attribute `bound`: no message of a client has a larger norm, over all
+    its numbers together. A channel with `unpack` has a method `held_to(bound)` instead, which returns a channel whose
+    `unpack` keeps to that norm.
     """
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
         """The initial states of the server and of each client for this exchange; () for none."""
 
     def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
-        """At the client: the message, and the client's new state."""
+        """At the client: the message, and the client's new state.
+
+        `key` derives from the seed and is another one for each client, round and exchange.
+        """
 
     def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """At the server: the result, and the server's new state.
@@ -125,7 +148,7 @@ class Chain:
         i = next((i for i, member in enumerate(self.members) if _reduces(member)), None)
         if i is None:
             return None
-        own = lambda exchange: exchange._replace(state=exchange.state[i])
+        own = lambda exchange: self._told(exchange, i)._replace(state=exchange.state[i])
         return lambda exchange, *replies: self.members[i].reduce(own(exchange), *replies)
 
     @property
@@ -138,16 +161,13 @@ class Chain:
         """The `unpack` of the member that has one; None: messages are sent as they are."""
         for i, member in enumerate(self.members):
             if compresses(member):
-                return lambda exchange, message, state: member.unpack(exchange, message, state[i])
+                return lambda exchange, message, state: member.unpack(self._told(exchange, i), message, state[i])
         return None
 
-    @property
-    def public(self) -> Any:
-        """What the member with an `unpack` tells the clients."""
-        for i, member in enumerate(self.members):
-            if compresses(member) and hasattr(member, "public"):
-                return lambda state: member.public(state[i])
-        raise AttributeError("public")
+    def public(self, state: Any) -> tuple[Any, ...]:
+        """What the members tell the clients; None for those that tell nothing."""
+        told = lambda member, own: member.public(own) if hasattr(member, "public") else None
+        return tuple(told(member, own) for member, own in zip(self.members, state, strict=True))
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
         states = [member.init(exchange) for member in self.members]
@@ -156,16 +176,20 @@ class Chain:
     def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
         after = []
         for i, (member, before) in enumerate(zip(self.members, state, strict=True)):
-            value, new = member.encode(exchange, value, jax.random.fold_in(key, i), before)
+            value, new = member.encode(self._told(exchange, i), value, jax.random.fold_in(key, i), before)
             after.append(new)
         return value, tuple(after)
 
     def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
         after = []
         for i, (member, before) in reversed(list(enumerate(zip(self.members, state, strict=True)))):
-            total, new = member.decode(exchange, total, jax.random.fold_in(key, i), before)
+            total, new = member.decode(self._told(exchange, i), total, jax.random.fold_in(key, i), before)
             after.append(new)
         return total, tuple(reversed(after))
+
+    def _told(self, exchange: ChannelExchange, i: int) -> ChannelExchange:
+        """The exchange as the i-th member sees it."""
+        return exchange if exchange.public is None else exchange._replace(public=exchange.public[i])
 
 
 def chain(*members: Channel) -> Channel:
@@ -183,6 +207,8 @@ def chain(*members: Channel) -> Channel:
             raise ValueError("rk.private must be the whole channel of a run; got it in a chain.")
     _check_secure([single for member in members for single in _flat(member)])
     for member in _with_packing(list(members)):
+        if hasattr(member, "bounded_by") and bound is None:
+            _check_bound(member, bounded)
         channel: Any = member.bounded_by(bound) if hasattr(member, "bounded_by") else member
         keeps_bound = getattr(type(channel), "encode", None) is Plain.encode  # others may enlarge the message
         bound = getattr(channel, "bound", bound if keeps_bound else None)
@@ -201,6 +227,19 @@ def chain(*members: Channel) -> Channel:
             "another way. Leave out one of the two."
         )
     return result
+
+
+def _check_bound(member: Any, before: list[Any]) -> None:
+    """Raise ValueError if a channel before this one has a bound, which the next one may not keep."""
+    last = next(
+        (i for i, other in reversed(list(enumerate(before))) if getattr(other, "bound", None) is not None), None
+    )
+    if last is not None:
+        clip, between, noise = (type(channel).__name__ for channel in (before[last], before[last + 1], member))
+        raise ValueError(
+            f"rk.chain: {noise} needs a bound on the values, and {between} may enlarge what {clip} has bounded. Put "
+            f"rk.clip(bound) before it, after {between}; or give {between} an attribute `bound`, if it keeps to one."
+        )
 
 
 def _check_secure(members: list[Any]) -> None:
@@ -247,7 +286,14 @@ def _with_packing(given: list[Any]) -> list[Any]:
             f'rk.chain: with feedback="difference" the server knows the sum of the updates alone, and {other} needs '
             'each of them. Use feedback="error".'
         )
-    if any(hasattr(member, "bounded_by") for member in after):
+    noise = next((type(member).__name__ for member in after if hasattr(member, "bounded_by")), None)
+    if noise is not None and not hasattr(packing[0], "held_to"):
+        packs = type(packing[0]).__name__
+        raise ValueError(
+            f"rk.chain: {noise} needs a bound on each message, and {packs} gives none for what it unpacks. Leave out "
+            f"one of the two, or give {packs} a method held_to(bound) (see rk.Channel)."
+        )
+    if noise is not None:
         return [*before, packing[0].held_to(Chain(tuple(before)).bound), *after]
     return members
 

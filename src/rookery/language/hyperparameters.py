@@ -34,6 +34,9 @@ class Rule:
     holds: Callable[[Any], bool]
     schedule: bool = False
 
+    def __repr__(self) -> str:
+        return self.expected  # as `help` of a method shows the annotation
+
 
 def _is_positive(value: Any) -> bool:
     scalar = isinstance(value, _ARRAYS) and value.ndim == 0 and _is_real_type(value.dtype)

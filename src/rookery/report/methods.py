@@ -20,9 +20,10 @@ KINDS = {  # a heading for each kind of problem, in the order of the page
 
 _INTRODUCTION = """# The methods
 
-{count} methods, each with the exchanges that a round takes. A docstring (`help(rk.FedNest)`, or `rookery list
-FedNest`) has the hyperparameters, with the paper's symbols, and every departure from the paper. This page is made
-from them by `make docs`. [Which bilevel method for which problem](which-method.md) compares fourteen of them.
+{count} methods, each with the exchanges that a round takes. A docstring (`help(rk.FedNest)`) has every departure from
+the paper, and `rookery list FedNest` shows the hyperparameters with the paper's symbols.
+[The reference](reference/methods.md) has both. This page is made from them by `make docs`.
+[Which bilevel method for which problem](which-method.md) compares fourteen of them.
 
 T is the number of inner iterations (`lower_rounds`), N the terms of the inverse-Hessian series (`neumann_terms`; N'
 and N_j are drawn below it), I the steps of a round (`local_steps`), T_s the steps of a call of Local-SVRG (`steps`)

@@ -22,6 +22,7 @@ from rookery.engines.federation.agreement import declared
 from rookery.engines.federation.responder import Responder
 from rookery.engines.federation.transports import grpc_site
 from rookery.engines.federation.transports.memory import Memory
+from rookery.language.channel import Plain
 from rookery.language.ledger import Ledger
 from rookery.testing.runs import close
 
@@ -251,6 +252,11 @@ class OwnMethod(rk.FedAvg):
     """A method that a user has written."""
 
 
+@dataclasses.dataclass(frozen=True)
+class OwnChannel(Plain):
+    """A channel that a user has written."""
+
+
 def test_a_site_that_does_not_know_a_method_says_how_it_learns_it() -> None:
     """Over the network the coordinator shows that, and goes on once the site is started again with the method."""
     what = dataclasses.replace(small(), algorithm=OwnMethod(step=0.1))
@@ -277,6 +283,14 @@ def test_a_site_that_does_not_know_a_method_says_how_it_learns_it() -> None:
     first.join(60)
     assert played.says("b refuses", line)
     assert line in ignorant.reason
+
+
+def test_a_site_that_does_not_know_a_channel_says_so() -> None:
+    described = description.describe(rk.chain(rk.clip(1.0), OwnChannel()))
+    with pytest.raises(ValueError, match=r"does not know the channel 'OwnChannel'. Import .* import OwnChannel"):
+        description.build(described, description.known(), "channel")
+    known = description.known({"OwnChannel": OwnChannel})
+    assert description.build(described, known, "channel") == rk.chain(rk.clip(1.0), OwnChannel())
 
 
 @pytest.mark.parametrize("dtype", ["S300000000", "object", "U9", "datetime64[s]", "complex128", "float32, float32"])

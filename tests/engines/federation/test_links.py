@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rookery as rk
 from rookery.engines.federation import wire
 from rookery.engines.federation.links import Links, Reply, Request, SiteError
 from rookery.engines.federation.transports import Event
@@ -64,6 +65,21 @@ def with_opening(script: Callable[[int, dict[str, Any], int], list[Event]]) -> t
     for record in links.records:
         record.opened = True
     return transport, links
+
+
+def test_what_is_no_transport_is_refused() -> None:
+    class Lacks:
+        names, rejoins = ("a", "b"), False
+        send = receive = close = Scripted.close
+
+    with pytest.raises(TypeError, match=r"transport must have names, .*, close; got .* without dismiss\. See"):
+        rk.Federation(transport=Lacks())
+    with pytest.raises(TypeError, match=r"got the class Scripted\. Give Scripted\(\.\.\.\)"):
+        rk.Federation(transport=Scripted)
+    with pytest.raises(TypeError, match="got 'localhost:9443' without names, rejoins, send"):
+        rk.Federation(transport="localhost:9443")
+    within = lambda sites: lambda client, request: sites[client].handle(request)
+    assert rk.Federation(transport=within).transport is within
 
 
 def test_replies_in_any_order() -> None:

@@ -64,24 +64,24 @@ def describe(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__}")
 
 
-def build(described: Any, classes: Mapping[str, type]) -> Any:
-    """Invert `describe`; ValueError if this is not a description, or names an unknown class."""
+def build(described: Any, classes: Mapping[str, type], kind: str = "method") -> Any:
+    """Invert `describe`; ValueError if this is not a description, or names an unknown class, a `kind` of thing."""
     if described is None or isinstance(described, bool | int | float | str):
         return described
     match described:
         case {"class": str(name), "fields": dict(fields)}:
             if name not in classes:
-                raise ValueError(_unknown(name, described.get("module")))
+                raise ValueError(_unknown(kind, name, described.get("module")))
             try:
-                return classes[name](**{field: build(value, classes) for field, value in fields.items()})
+                return classes[name](**{field: build(value, classes, kind) for field, value in fields.items()})
             except TypeError as error:
                 raise ValueError(f"{name} has other fields here ({error}). Use the same version of it.") from error
         case {"tuple": list(entries)}:
-            return tuple(build(entry, classes) for entry in entries)
+            return tuple(build(entry, classes, kind) for entry in entries)
         case {"list": list(entries)}:
-            return [build(entry, classes) for entry in entries]
+            return [build(entry, classes, kind) for entry in entries]
         case {"dict": dict(entries)}:
-            return {name: build(entry, classes) for name, entry in entries.items()}
+            return {name: build(entry, classes, kind) for name, entry in entries.items()}
         case {"array": list(entries), "dtype": str(dtype)}:
             if dtype not in wire.TYPES:
                 raise ValueError(
@@ -91,9 +91,9 @@ def build(described: Any, classes: Mapping[str, type]) -> Any:
     raise ValueError("it must be described by classes and their fields; got something else.")
 
 
-def _unknown(name: str, module: Any) -> str:
+def _unknown(kind: str, name: str, module: Any) -> str:
     """Return the message for a class that this site does not know."""
-    line = f"This site does not know the method {printable(repr(name))}."
+    line = f"This site does not know the {kind} {printable(repr(name))}."
     if not name.isidentifier():
         return line
     named = isinstance(module, str) and all(part.isidentifier() for part in module.split(".")) and module != "__main__"

@@ -53,8 +53,8 @@ class Federation:
             they are back.
         tell: tell(text), called with what happens to sites; None: it goes to the log "rookery".
         watch: watch(links), called when something happened to a site, and after every exchange.
-        transport: another way of carrying messages: an object like those in `rookery.engines.federation.transports`;
-            or, with the sites in this process, transport(sites) -> send(client, request) -> reply, where `send` raises
+        transport: another way of carrying messages: a `Transport` (see `rookery.engines.federation.transports`); or,
+            with the sites in this process, transport(sites) -> send(client, request) -> reply, where `send` raises
             TimeoutError if there is no reply.
         study: functions or modules, in addition to the problem's, whose source must be the same at all participants.
         allow_other_study: begin even if a site's study declares something else, and report it.
@@ -94,6 +94,8 @@ class Federation:
         check_positive(deadline=self.deadline)
         if self.patience is not None:
             check_amounts(patience=self.patience)
+
+        _check_transport(self.transport)
 
     def open(self, job: Job) -> "Session":
         """Open a session for this job."""
@@ -158,6 +160,22 @@ class Federation:
                 str(error) if isinstance(error, ValueError | RuntimeError) else "the coordinator has failed"
             )
             raise
+
+
+_PARTS = ("names", "rejoins", "send", "receive", "dismiss", "close")  # of a `Transport`
+
+
+def _check_transport(transport: Any) -> None:
+    """Raise TypeError if a transport lacks something. A function of the sites is one within this process."""
+    if isinstance(transport, type) and hasattr(transport, "receive"):
+        name = transport.__name__
+        raise TypeError(f"Federation: transport must be an object; got the class {name}. Give {name}(...).")
+    lacks = [part for part in _PARTS if not hasattr(transport, part)]
+    if transport is not None and lacks and (len(lacks) < len(_PARTS) or not callable(transport)):
+        raise TypeError(
+            f"Federation: transport must have {', '.join(_PARTS)}; got {transport!r} without {', '.join(lacks)}. See "
+            "rookery.engines.federation.transports.Transport."
+        )
 
 
 def _within_this_process(job: Job, federation: Federation) -> "Session":

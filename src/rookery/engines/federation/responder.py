@@ -291,7 +291,7 @@ class Responder:
                 )
             return self._study.names[kind]
         try:
-            return description.build(described, classes)
+            return description.build(described, classes, "channel" if kind == "channel" else "method")
         except ValueError as error:
             raise RefusedError(f"the coordinator's {kind}: {error}") from error
 

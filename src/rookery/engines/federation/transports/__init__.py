@@ -6,10 +6,16 @@ from rookery.engines.federation.wire import Message
 
 
 class Event(NamedTuple):
-    """An event on a site's connection."""
+    """An event on a site's connection.
+
+    Attributes:
+        site: the site's number.
+        kind: "reply"; "here", when it connects or reconnects; "gone", when its connection has ended.
+        message: the reply, or why the site is gone, for example b"has ended its process"; b"" for "is gone".
+    """
 
     site: int
-    kind: str  # "reply"; "here", when it connects or reconnects; "gone", with the reason as the message
+    kind: str
     message: Message = b""
 
 
@@ -17,7 +23,7 @@ class Transport(Protocol):
     """The coordinator's end. It does not know which reply belongs to which request."""
 
     names: tuple[str, ...]  # of the sites; a site's number is its place among them
-    limit: int  # the most bytes of a reply
+    limit: int  # the most bytes of a reply; set by the coordinator when it knows the plans
     rejoins: bool  # whether a site that refuses may come back with another answer
 
     def send(self, site: int, message: Message) -> None:
