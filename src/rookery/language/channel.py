@@ -148,8 +148,8 @@ class Chain:
         i = next((i for i, member in enumerate(self.members) if _reduces(member)), None)
         if i is None:
             return None
-        own = lambda exchange: self._told(exchange, i)._replace(state=exchange.state[i])
-        return lambda exchange, *replies: self.members[i].reduce(own(exchange), *replies)
+        of_member = lambda exchange: self._for_member(exchange, i)._replace(state=exchange.state[i])
+        return lambda exchange, *replies: self.members[i].reduce(of_member(exchange), *replies)
 
     @property
     def reduce_bookkeeping(self) -> Any:
@@ -161,13 +161,13 @@ class Chain:
         """The `unpack` of the member that has one; None: messages are sent as they are."""
         for i, member in enumerate(self.members):
             if compresses(member):
-                return lambda exchange, message, state: member.unpack(self._told(exchange, i), message, state[i])
+                return lambda exchange, message, state: member.unpack(self._for_member(exchange, i), message, state[i])
         return None
 
     def public(self, state: Any) -> tuple[Any, ...]:
         """What the members tell the clients; None for those that tell nothing."""
-        told = lambda member, own: member.public(own) if hasattr(member, "public") else None
-        return tuple(told(member, own) for member, own in zip(self.members, state, strict=True))
+        of_one = lambda member, state: member.public(state) if hasattr(member, "public") else None
+        return tuple(map(of_one, self.members, state))
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
         states = [member.init(exchange) for member in self.members]
@@ -176,18 +176,18 @@ class Chain:
     def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
         after = []
         for i, (member, before) in enumerate(zip(self.members, state, strict=True)):
-            value, new = member.encode(self._told(exchange, i), value, jax.random.fold_in(key, i), before)
+            value, new = member.encode(self._for_member(exchange, i), value, jax.random.fold_in(key, i), before)
             after.append(new)
         return value, tuple(after)
 
     def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
         after = []
         for i, (member, before) in reversed(list(enumerate(zip(self.members, state, strict=True)))):
-            total, new = member.decode(self._told(exchange, i), total, jax.random.fold_in(key, i), before)
+            total, new = member.decode(self._for_member(exchange, i), total, jax.random.fold_in(key, i), before)
             after.append(new)
         return total, tuple(reversed(after))
 
-    def _told(self, exchange: ChannelExchange, i: int) -> ChannelExchange:
+    def _for_member(self, exchange: ChannelExchange, i: int) -> ChannelExchange:
         """The exchange as the i-th member sees it."""
         return exchange if exchange.public is None else exchange._replace(public=exchange.public[i])
 
