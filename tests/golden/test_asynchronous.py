@@ -333,7 +333,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         "reply to the same request",
     ),
     "relative to results": (
-        rk.FedAvg(), {"channel": rk.top_k(0.5, feedback="aggregate")}, "must not be compressed relative to earlier",
+        rk.FedAvg(), {"channel": rk.top_k(0.5, feedback="aggregate")}, "must have a channel without `public`",
     ),
     "staleness of control variates": (rk.Scaffold(), {"cohort": 3}, "count alike for Scaffold.*Give staleness=0"),
     "too few for memory": (rk.Ditto(), {}, r"cohort \+ buffer must be at most the 5 clients"),

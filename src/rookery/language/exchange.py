@@ -153,8 +153,8 @@ class Exchanging:
         channel, exchange, parts = sent.channel, sent.exchange, sent.parts
         if jax.tree.leaves(exchange.public):
             raise ValueError(
-                f"channel: the exchange {name!r} must not be compressed relative to earlier results in an asynchronous "
-                'run, where clients know different ones. Use feedback="error".'
+                f"channel: in an asynchronous run, the exchange {name!r} must have a channel without `public`, because "
+                'clients begin at different times. Leave that channel out; to compress, use feedback="error".'
             )
         moves = tuple(parts.moves)
         sums, likes, structure = self._sums(kind, name, sent, keys, p, lossy=False, asynchronous=moves)

@@ -1,6 +1,6 @@
 """Transports carry messages between the coordinator and the sites: whole and in order, or not at all."""
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from rookery.engines.federation.wire import Message
 
@@ -15,7 +15,7 @@ class Event(NamedTuple):
     """
 
     site: int
-    kind: str
+    kind: Literal["reply", "here", "gone"]
     message: Message = b""
 
 
