@@ -32,7 +32,8 @@ PAGES += [
     "reference/methods",
     "reference/running",
 ]
-PAGES += ["reproduction", "which-method", "search", "genindex"]
+PAGES += ["reproduction", "reproduction/delay", "which-method", "peers", "clock", "robust", "scale", "many-devices"]
+PAGES += ["search", "genindex"]
 WIDE, NARROW = 1440, 390
 
 
