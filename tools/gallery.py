@@ -54,10 +54,10 @@ def figure(count: int = 1, **how: Any) -> Any:
     return plt.subplots(1, count, figsize=(4.8, 3.2), layout="constrained", **how)[1]
 
 
-def last_figure(name: str) -> None:
+def last_figure(name: str, width: float = 7.8, height: float = 5.2) -> None:
     """The last figure of a tutorial, as it draws it."""
     tutorial(name)
-    plt.gcf().set_size_inches(7.8, 5.2)
+    plt.gcf().set_size_inches(width, height)
 
 
 def hyperparameters() -> None:
@@ -169,7 +169,7 @@ PICTURES: dict[str, Callable[[], None]] = {
     "your-own-problem": lambda: last_figure("your-own-problem"),
     "your-own-model": your_own_model,
     "your-own-algorithm": your_own_algorithm,
-    "what-a-site-reveals": lambda: last_figure("what-a-site-reveals"),
+    "what-a-site-reveals": lambda: last_figure("what-a-site-reveals", 9.6, 5.4),
 }
 
 

@@ -47,6 +47,7 @@ COLUMNS = (
     "status",
     *MACHINE,
 )
+HARD = "\N{NO-BREAK SPACE}"
 MARKS = "<!-- The table, made by benchmarks/peers/run.py. -->", "<!-- The table's end. -->"
 Row = dict[str, Any]
 
@@ -301,11 +302,11 @@ def seconds(value: Any) -> str:
     if value in (None, ""):
         return "–"
     number = float(value)
-    return f"{digits(1e3 * number)} ms" if number < 1 else f"{digits(number)} s"
+    return f"{digits(1e3 * number)}{HARD}ms" if number < 1 else f"{digits(number)}{HARD}s"
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the table: a section for each task, with the ratio of each round to Rookery's."""
+    """Return the tables: a section for each task, with the ratio of each round to Rookery's, and what has no numbers."""
     head = (
         "| | a round | × ours | processor time | × ours | first round | to {} | end | memory | lines |\n|---"
         + "|---" * 9
@@ -317,11 +318,9 @@ def table(rows: Sequence[Row]) -> str:
             continue
         ours = next((row for row in among if row["peer"] == "rookery" and row["status"] == "measured"), None)
         lines = [f"### {task.title}", "", head.format(f"{task.target:g}".replace("-", "−")) + "|"]
-        for row in sorted(among, key=lambda row: (row["status"] != "measured", float(row.get("round") or 0))):
+        measured = [row for row in among if row["status"] == "measured"]
+        for row in sorted(measured, key=lambda row: float(row["round"])):
             title = PEERS[row["peer"]].title
-            if row["status"] != "measured":
-                lines.append(f"| {title} | {row['status']} | | | | | | | | |")
-                continue
             times = ["–" if ours is None else digits(ratio(row, ours, of)) for of in ("round", "processors")]
             cells = [
                 f"{title} ({row['versions']})",
@@ -331,8 +330,10 @@ def table(rows: Sequence[Row]) -> str:
                 times[1],
             ]
             cells += [seconds(row["first"]), seconds(row["reach"]), f"{float(row['score']):.3f}".replace("-", "−")]
-            cells += [f"{float(row['memory']) / 1e9:.1f} GB", str(row["lines"] or "–")]
+            cells += [f"{float(row['memory']) / 1e9:.1f}{HARD}GB", str(row["lines"] or "–")]
             lines.append(f"| {' | '.join(cells)} |")
+        without = [f"- {PEERS[row['peer']].title}: {row['status']}" for row in among if row not in measured]
+        lines += [""] * bool(without) + without
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 

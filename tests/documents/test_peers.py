@@ -73,7 +73,7 @@ def test_another_task_or_another_result_is_not_compared(peers: Any) -> None:
     rows = [row(peers), row(peers, "pfl"), {**row(peers, "torch"), "score": 0.5}, other]
     peers.check_scores(rows)
     assert [r["status"].split(":")[0] for r in rows] == ["measured", "measured", "another result", "another task"]
-    assert "| plain PyTorch | another result: ends at 0.500, the median is 0.980 |" in peers.table(rows)
+    assert "\n- plain PyTorch: another result: ends at 0.500, the median is 0.980\n" in peers.table(rows)
 
 
 def test_clones_must_be_given_and_at_the_pinned_commit(peers: Any, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ show something else than the file there, a page for each paper, and docs/reprodu
 template page.md.
 """
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -127,7 +128,7 @@ def _cells(headline: Headline) -> tuple[str, str, str]:
     own = np.asarray(headline.ours, float)
     digits = 4 if abs(own.mean()) < 10 else 0
     spread = f" ± {own.std(ddof=1):.{digits}f}" if len(own) > 1 else ", one seed"
-    ours = f"{own.mean():.{digits}f}{spread}".replace("0.", ".")
+    ours = re.sub(r"\b0\.", ".", f"{own.mean():.{digits}f}{spread}")
     return headline.what, (headline.paper or "–").replace(" ", _HARD), ours.replace(" ", _HARD)
 
 
@@ -173,8 +174,10 @@ def _section(name: str, claims: Claims, headlines: Rows) -> list[str]:
     title = f"{experiment.title[:1].upper()}{experiment.title[1:]}"
     lines = [f"## {name}", "", f"{title}. [Set-up and all runs]({name}/summary.md).", ""]
     lines += [f"![{title}]({name}/{name}.png)", ""]
-    if headlines:
+    if any(paper != "–" for _, paper, _ in headlines):
         lines += [*table(("", "the paper's", "ours"), headlines), ""]
+    elif headlines:
+        lines += [*table(("", "measured"), [(what, ours) for what, _, ours in headlines]), ""]
     lines += claims_table(claims, lambda figures: figures_in_words(dict(list(figures.items())[:1]), _rounded))
     told = [row for row in claims if row["note"] and (row["verdict"] == REPRODUCED or row["kind"] == "own")]
     return [*lines, *([""] if told else []), *(f"- *{row['claim']}* {row['note']}" for row in told)]

@@ -1,5 +1,6 @@
 """Accuracy by the clock where clients differ in speed: synchronous, over-selected and asynchronous rounds."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -382,26 +383,30 @@ LOOKS: dict[str, dict[str, Any]] = {
     LATE: {"color": report.BLUE, "linestyle": "-"},
     EVEN: {"color": report.SKY, "linestyle": "--"},
 }
+COLUMNS = 3
 
 
 def picture(results: pd.DataFrame, kind: str = ALIKE, metric: str = "accuracy", words: str = "accuracy") -> Figure:
-    """A metric against the simulated seconds: a row for each task, a column for each method, a line for each mode."""
-    columns = max(len(shared.among(results, "method", METHODS, task=task)) for task in TASKS)
-    fig, axes = report.figure(len(TASKS), columns, width=2.8 * columns, height=6.4)
-    for row, task in zip(axes, TASKS, strict=True):
-        methods = shared.among(results, "method", METHODS, task=task)
-        for ax in row[len(methods) :]:
+    """A metric against the simulated seconds: rows for each task, a panel for each method, a line for each mode."""
+    shown = {task: shared.among(results, "method", METHODS, task=task) for task in TASKS}
+    rows = {task: math.ceil(len(methods) / COLUMNS) for task, methods in shown.items()}
+    fig, axes = report.figure(sum(rows.values()), COLUMNS, width=3.2 * COLUMNS, height=3.0 * sum(rows.values()))
+    begin = 0
+    for task, methods in shown.items():
+        panels = axes[begin : begin + rows[task]].ravel()
+        begin += rows[task]
+        for ax in panels[len(methods) :]:
             ax.set_visible(False)
         own = select(results, task=task, clients=kind)
         top = own.groupby(["run", "round"])[metric].mean().max()
-        for ax, method in zip(row, methods, strict=False):
+        for n, (ax, method) in enumerate(zip(panels, methods, strict=False)):
             for mode in shared.among(own, "mode", tuple(LOOKS), method=method):
                 line = select(own, method=method, mode=mode)
                 report.band(ax, line[line["clock"] > 0], "clock", metric, label=mode, marker="", **LOOKS[mode])
             ax.set_xscale("log")
             ax.set_xlim(end(results) / 50, end(results))
             ax.set_ylim(max(0.0, top - 0.25) if metric == "accuracy" and kind == ALIKE else 0.0, top + 0.02)
-            report.label(ax, "simulated seconds", words if ax is row[0] else "", f"{method},\n{WORDS[task]}")
+            report.label(ax, "simulated seconds", words if n % COLUMNS == 0 else "", f"{method},\n{WORDS[task]}")
     below(fig, axes[0, 0], len(LOOKS))
     return fig
 
