@@ -306,7 +306,7 @@ def seconds(value: Any) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the tables: a section for each task, with the ratio of each round to Rookery's, and what has no numbers."""
+    """Return the tables: a section for each task, with ratios to Rookery, and below them what was not measured."""
     head = (
         "| | a round | × ours | processor time | × ours | first round | to {} | end | memory | lines |\n|---"
         + "|---" * 9

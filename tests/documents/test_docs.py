@@ -173,7 +173,8 @@ def test_the_commands_of_the_demo_are_on_its_page() -> None:
     from rookery.cli import demo_stories as demo
 
     (shown,) = [block for block in blocks("docs/demo.md", "console") if "rookery run" in block]
-    assert shown.replace("\\\n    ", "").splitlines() == [f"$ {story.command(story.entries[-1])}" for story in demo.STORIES]
+    lines = shown.replace("\\\n    ", "").splitlines()
+    assert lines == [f"$ {story.command(story.entries[-1])}" for story in demo.STORIES]
 
 
 @pytest.mark.slow

@@ -100,8 +100,9 @@ def test_pages_open_from_a_folder_without_errors_and_fit(
     wide = "[...document.querySelectorAll('article *')].filter(e => e.getBoundingClientRect().right > window.innerWidth"
     inside = "!e.closest('.table-wrapper, .highlight, .math, .cell_output, math, .sig')"
     assert page.ask(f"{wide} + 1 && {inside}).map(e => e.outerHTML.slice(0, 80))") == []
-    formulas = "[...document.querySelectorAll('div.math')].filter(e => e.scrollWidth > e.clientWidth)"
-    assert width < WIDE or page.ask(f"{formulas}.map(e => e.textContent)") == [], "formulas that do not fit"
+    blocks = "div.math" if where.startswith(("reference", "examples")) else "div.math, .highlight pre"  # whole files
+    wider = f"[...document.querySelectorAll('{blocks}')].filter(e => e.scrollWidth > e.clientWidth)"
+    assert width < WIDE or page.ask(f"{wider}.map(e => e.textContent)") == [], "formulas or code that do not fit"
     assert page.ask("[...document.images].filter(i => !i.naturalWidth).map(i => i.src)") == []
     outside = "performance.getEntriesByType('resource').map(r => r.name).filter(r => !/^(file|data):/.test(r))"
     assert page.ask(outside) == []
