@@ -43,7 +43,10 @@ def listed(page: Path) -> set[Path]:
 
 
 def slugs(page: Path) -> set[str]:
-    titles = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    text = page.read_text(encoding="utf-8")
+    if included := re.match(r"```\{include\} (\S+)", text):
+        return slugs(page.parent / included[1])
+    titles = re.findall(r"^#+ (.*)$", BLOCK.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 

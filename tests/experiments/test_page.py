@@ -174,7 +174,7 @@ def test_what_to_use_when_follows_from_the_results() -> None:
         return [100 * lead.mean for name, lead in own.items() if not (nested and "FedAvg" in name)]
 
     sooner = lambda mode: {key: delay.faster(found, *key).mean() for key in delay.run_keys(found, mode)}
-    says("end {} to {} times sooner", *sooner(over).values())
+    says("and {} to {} times sooner, on average", *sooner(over).values())
     says("there {} to {} times sooner with nested", *(v for key, v in sooner(late).items() if key[1] != "FedAvg"))
     weights = {
         key: delay.at(found, key, metric="auc").mean()
@@ -182,13 +182,13 @@ def test_what_to_use_when_follows_from_the_results() -> None:
         if key[0] == delay.CLEAN and key[1] not in delay.SEVERAL
     }
     says("(AUC {} to {},", *(value for key, value in weights.items() if key[2] == late), form=".2f")
-    says("and {} to {} in the other modes", *(v for key, v in weights.items() if key[2] != late), form=".2f")
+    says("against {} to {} in the other modes", *(v for key, v in weights.items() if key[2] != late), form=".2f")
     both = {round(lead.mean, 4) > 0 for lead in delay.ahead(found, late, over, 1 / 3).values()}
     assert both == {True, False}
 
     lost = [-lead for lead in leads(over, delay.SYNCHRONOUS, metric="slow") if lead]  # LFedNest has failed in both
     assert len(lost) == 10
-    says("and {} to {} points are lost on their labels", *lost, form=".0f")
+    says("the accuracy on their labels falls by {} to {} points", *lost, form=".0f")
     assert max(-lead for lead in leads(late, delay.SYNCHRONOUS, metric="slow")) < 2
     says("{} to {} points ahead of them on all labels", *leads(late, delay.SYNCHRONOUS))
     within = delay.ahead(found, late, delay.SYNCHRONOUS, 1.0, kind=delay.UNLIKE)
@@ -203,7 +203,8 @@ def test_what_to_use_when_follows_from_the_results() -> None:
     assert all(run["clock"].max() >= delay.SECONDS for _, run in found.groupby(["run", "seed"]))
 
     alike = {key: steps for key, steps in delay.CHOSEN.items() if key[3] == delay.ALIKE and key[1] not in delay.SEVERAL}
-    says("lower steps of {} to {} for", *(lower for key, (_, lower) in alike.items() if key[2] == late), form=".2f")
+    lower_steps = [lower for key, (_, lower) in alike.items() if key[2] == late]
+    says("steps of the lower level of {} to {} for", *lower_steps, form=".2f")
     synchronous = [round(lower, 1) for key, (_, lower) in alike.items() if key[2] == delay.SYNCHRONOUS]
     says("and of {} to {} for synchronous rounds", *synchronous, form=".1f")
     begin = delay.ahead(found, late, delay.SYNCHRONOUS, early)
