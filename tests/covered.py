@@ -412,9 +412,6 @@ COVERED: dict[str, dict[str, list[str]]] = {
             "test_every_exchange_of_a_round_is_a_release",
         ],
     },
-    "algorithms/test_own_methods.py": {
-        "test_g_pbgd_equals_its_transcription": ["test_momentum_local_sgda_equals_its_transcription"],
-    },
     "data/test_clients.py": {"test_features_change_no_gradient": ["[None-plain]"]},
     "run/test_budget.py": {"test_a_complete_run_that_is_resumed_is_not_cut_short": ["[noise]"]},
     "engines/federation/test_dataflow.py": {"test_a_function_that_no_plan_has_is_refused_in_words": ["[-1]"]},

@@ -1,4 +1,4 @@
-"""The methods of examples/own_methods: against NumPy, and over gRPC."""
+"""The method of examples/own_methods: against NumPy, and over gRPC."""
 
 import importlib.util
 import sys
@@ -35,7 +35,6 @@ def load(name: str) -> Any:
 
 
 GPBGD = load("g_pbgd").GPBGD
-MomentumLocalSGDA = load("momentum_local_sgda").MomentumLocalSGDA
 
 SIZES, WEIGHTS, STEPS = (1, 3, 40, 7), (1.0, 2.0, 0.5, 3.0), [1, 3, 2, 4]
 P = np.array(WEIGHTS) / sum(WEIGHTS)
@@ -71,11 +70,6 @@ def upper(x: Any, y: Any, batch: Any) -> Any:
     return 0.5 * y @ m["C"] @ y - m["c"] @ y + 0.5 * x @ m["D"] @ x - m["d"] @ x + x @ m["E"] @ y
 
 
-def saddle(x: Any, y: Any, batch: Any) -> Any:
-    m = {name: jnp.mean(batch[name], axis=0) for name in "CcDdE"}
-    return 0.5 * x @ m["D"] @ x - m["d"] @ x + x @ m["E"] @ y - 0.5 * y @ m["C"] @ y + m["c"] @ y
-
-
 def averaged(each: list[Any]) -> list[np.ndarray]:
     return [sum(p * part for p, part in zip(P, parts, strict=True)) for parts in zip(*each, strict=True)]
 
@@ -96,23 +90,6 @@ def g_pbgd_by_hand(alpha: float, beta: float, gamma: float) -> list[np.ndarray]:
     return [x, y]
 
 
-def momentum_by_hand(alpha: float, beta: float, mu: float) -> list[np.ndarray]:
-    field = lambda m, x, y: (m["D"] @ x - m["d"] + m["E"] @ y, -(m["E"].T @ x - m["C"] @ y + m["c"]))
-    x, y = X, Y
-    d_x, d_y = averaged([field(m, x, y) for m in MEANS])
-    for _ in range(ROUNDS):
-        each = []
-        for m, count in zip(MEANS, STEPS, strict=True):
-            u, v, a, b = x, y, d_x, d_y
-            for _ in range(count):
-                u, v = u - alpha * a, v - beta * b
-                new_a, new_b = field(m, u, v)
-                a, b = (1 - mu) * a + mu * new_a, (1 - mu) * b + mu * new_b
-            each.append((u, v, a, b))
-        x, y, d_x, d_y = averaged(each)
-    return [x, y, d_x, d_y]
-
-
 def test_g_pbgd_equals_its_transcription() -> None:
     clients = rk.Clients(
         lower=[{k: own[k] for k in "ABb"} for own in DATA],
@@ -125,15 +102,6 @@ def test_g_pbgd_equals_its_transcription() -> None:
     assert run.history["exchanges"].iloc[-1] == 2 * ROUNDS
     assert run.history["gradients"].iloc[-1] == (sum(STEPS) + len(STEPS)) * ROUNDS
     assert run.history["products"].iloc[-1] == 2 * sum(STEPS) * ROUNDS
-
-
-def test_momentum_local_sgda_equals_its_transcription() -> None:
-    clients = rk.Clients(upper=[{k: own[k] for k in "CcDdE"} for own in DATA], weights=WEIGHTS)
-    method = MomentumLocalSGDA(upper_step=0.03, lower_step=0.05, momentum=0.4, local_steps=STEPS)
-    run = rk.solve(rk.Minimax(saddle), clients, method, (X, Y), ROUNDS)
-    x, y, d_x, d_y = momentum_by_hand(0.03, 0.05, 0.4)
-    close([run.x, run.y, *run.state.momentum], [x, y, d_x, d_y], 1e-10)
-    assert run.history["exchanges"].iloc[-1] == ROUNDS + 1
 
 
 # Over gRPC: sites whose module has imported the method.
@@ -164,12 +132,10 @@ def over_grpc(what: Job) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["GPBGD", "MomentumLocalSGDA"])
-def test_over_grpc(name: str) -> None:
+def test_over_grpc() -> None:
     """The same numbers and bytes as in simulation."""
-    cls, kind = {"GPBGD": (GPBGD, "Bilevel"), "MomentumLocalSGDA": (MomentumLocalSGDA, "Minimax")}[name]
-    it = ragged(kind, sizes=VERY_UNEQUAL)
-    what = job(cls(local_steps=2, batch_size=2), it)
+    it = ragged("Bilevel", sizes=VERY_UNEQUAL)
+    what = job(GPBGD(local_steps=2, batch_size=2), it)
     what = replace(what, cohort=it.n)
     here = outcome(rk.Simulation(), what)
     there, wire = over_grpc(what)
@@ -178,9 +144,6 @@ def test_over_grpc(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "exchanges"), [(GPBGD(), 2), (MomentumLocalSGDA(), 1)], ids=["GPBGD", "MomentumLocalSGDA"]
-)
-def test_they_keep_the_contract(method: Any, exchanges: int) -> None:
-    report = check_method(method, exchanges=exchanges)
+def test_it_keeps_the_contract() -> None:
+    report = check_method(GPBGD(), exchanges=2)
     assert [own.outcome for own in report.results] == ["passed"] * len(NAMES)
