@@ -16,7 +16,7 @@ if _TYPE_CHECKING:
     from rookery.run.public import *  # noqa: F403
     from rookery.run.public import __all__ as __all__
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {  # short names of public modules: `import rookery.tree` imports `rookery.base.tree`
     "rookery.attacks": "rookery.channels.attacks",

@@ -1,6 +1,6 @@
 """Record what this version of Rookery writes and sends, for later versions to read.
 
-Run it before a release, with the folder of the version: python -m tests.compatibility.record tests/compatibility/0.1
+Run it before a release, with the folder of the version: python -m tests.compatibility.record tests/compatibility/0.2
 Then copy policy.toml and kit.toml from the folder of the version before, and add to policy.toml the rules that are new.
 """
 

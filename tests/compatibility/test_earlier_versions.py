@@ -180,8 +180,8 @@ def test_files_of_a_later_version(version: Path, tmp_path: Path) -> None:
         (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), "format": 2}))
         with pytest.raises(ValueError, match=r"must have a format .* up to 1; got 2\. Update Rookery\.$"):
             sources.read([folder])
-    lines = (version / "lines.jsonl").read_text()
-    (tmp_path / "lines.jsonl").write_text(lines.replace('"event": "start"', '"event": "start", "format": 2'))
+    first, *others = (version / "lines.jsonl").read_text().splitlines()
+    (tmp_path / "lines.jsonl").write_text("\n".join([json.dumps({**json.loads(first), "format": 2}), *others]))
     with pytest.raises(ValueError, match=r"line 1 must have a format .* got 2\. Update Rookery\.$"):
         sources.read([tmp_path / "lines.jsonl"])
     (file,) = (version / "north").glob("*.memory")
