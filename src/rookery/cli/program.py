@@ -1,5 +1,6 @@
 """The program `rookery`: its commands, imported when they are used, and its entry point."""
 
+import difflib
 import re
 import sys
 from importlib import import_module
@@ -53,6 +54,16 @@ class Commands(TyperGroup):
         import_module(f"rookery.cli.{COMMANDS[cmd_name][0]}")
         group: Any = typer.main.get_group(app)
         return group.loaded[cmd_name]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; suggest the nearest one, which older versions of typer don't."""
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:
+            message, near = getattr(error, "message", ""), difflib.get_close_matches(args[0], COMMANDS, 1)
+            if message.startswith("No such command") and near and "Did you mean" not in message:
+                error.message = f"{message} Did you mean {near[0]!r}?"  # type: ignore[attr-defined]
+            raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help without importing any command."""
