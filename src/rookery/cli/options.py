@@ -33,7 +33,7 @@ TaskNames = Annotated[
     list[str],
     typer.Argument(
         metavar="TASK...",
-        envvar="ROOKERY_TASK",  # without one, click 8.2 takes no value from --config
+        envvar=[],  # with None, click 8.2 takes no value from --config
         show_envvar=False,
         help="Tasks (see `rookery list tasks`), or your own: hospital.py:task, package.module:task.",
         autocompletion=_complete("task"),
