@@ -20,7 +20,7 @@ from rookery.language.client import Client
 from rookery.language.lateness import checked_chances, heard, uncorrected
 from rookery.language.ledger import Exchange
 from rookery.language.messages import Encoded, Parts
-from rookery.language.primitives import result_type, weighted_sum
+from rookery.language.primitives import largest_of, result_type, weighted_sum
 from rookery.language.tracing import ExchangeKeys, Heard, PerClient, Tracing
 
 
@@ -179,7 +179,7 @@ class Exchanging:
 
         With too few replies the result is zero, and the round counts as failed.
         """
-        secure, lossy, largest = sent.secure, self._lossy, _largest(p)
+        secure, lossy, largest = sent.secure, self._lossy, largest_of(p)
         leaves, structure = jax.tree.flatten(sent.value.rows)
         fewest = secure.fewest(self.cohort_size)
         record = self._described(kind, name, sent)._replace(secure=fewest)
@@ -293,7 +293,7 @@ class Exchanging:
                 f"rk.secure_sum needs cohorts with each client once, and the exchange {name!r} has one that is drawn "
                 "with replacement. Choose another method or setting."
             )
-        relative = weights / _largest(weights)
+        relative = weights / largest_of(weights)
         return PerClient(self._bind(primitives.scatter, self._ids, relative)[0], self._cohort)
 
     def _unpack(self, sent: Encoded) -> Callable[[Any], Any] | None:
@@ -443,9 +443,3 @@ class Exchanging:
 def _summed(exchange: ChannelExchange | None, rows: Any, weights: Array, present: Any = None) -> Any:
     """The weighted sum, as a channel's `reduce`."""
     return jax.tree.map(lambda a: weighted_sum(weights, a), rows)
-
-
-def _largest(weights: Array) -> Array:
-    """The largest absolute weight; 1 if all are 0."""
-    most = jnp.max(jnp.abs(weights))
-    return jnp.where(most > 0, most, 1)

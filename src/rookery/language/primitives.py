@@ -41,6 +41,12 @@ def weighted_sum(weights: Array, rows: Array) -> Array:
     return jnp.sum(jnp.where(w != 0, w * rows, 0), axis=0).astype(result_type(rows.dtype))
 
 
+def largest_of(weights: Array) -> Array:
+    """The largest absolute weight; 1 if all are 0."""
+    most = jnp.max(jnp.abs(weights))
+    return jnp.where(most > 0, most, 1)
+
+
 def zeroed(present: Array, rows: Array) -> Array:
     """The rows, with zeros for clients that are not present."""
     return jnp.where(present.reshape(-1, *(1,) * (rows.ndim - 1)), rows, jnp.zeros((), rows.dtype))
