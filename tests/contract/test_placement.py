@@ -492,7 +492,7 @@ def test_a_diagnosis() -> None:
         ({"placement": None}, ValueError, "placement must be .*; got None"),
         ({"rows": [[1.0, 2.0]]}, TypeError, "must be a NumPy array or numpy.memmap; got a float"),
         ({"rows": jnp.ones(2)}, TypeError, "Give one of those, or leave placement out"),
-        ({"rows": jnp.ones(2), "placement": "pinned"}, TypeError, 'with placement="pinned", it must be a NumPy array'),
+        ({"rows": jnp.ones(2), "placement": "pinned"}, TypeError, 'with placement="pinned", .* must be a NumPy array'),
         ({"upper": (jnp.ones(2), [1, 1])}, TypeError, "upper: .* NumPy array or numpy.memmap"),
         ({"rows": np.array([1.0, np.nan])}, ValueError, "is not finite .* sample 0 of client 1"),
         ({"sizes": [1, 2]}, ValueError, "must have as many rows as the sizes add up to, 3; got 2"),

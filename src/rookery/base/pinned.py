@@ -18,8 +18,8 @@ class PinnedArray(HostArray):
     Attributes:
         array: the copy as the host sees it. It is read-only.
         words: the same memory as programs on the device see it, as an array of unsigned integers of at most 32 bits
-            with a row for each row; `unpacked` gives the rows. The memory exists as long as this array or a view of `array`.
-            Keep one of them until every program that reads it has ended.
+            with a row for each row; `unpacked` gives the rows. The memory exists as long as this array, or a view of
+            `array`. Keep one of them until every program that reads the memory has ended.
     """
 
     placement = "pinned"
