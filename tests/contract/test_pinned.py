@@ -100,19 +100,26 @@ def _counted(program: Any, calls: list[Any]) -> Any:
     return call
 
 
-def test_a_row_crosses_once_in_a_round() -> None:
+@pytest.mark.parametrize("together", [1, 8])  # as on a CPU and as on a GPU
+def test_a_row_crosses_once_in_a_round(together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled program gathers each array of the cohort once, inside the loop over rounds."""
+    monkeypatch.setattr(simulation, "together", lambda: together)
     session = opened("pinned")
     session.advance(1)
     of, data = session._round, session._cohort
     fixed = session._job.draw, session._job.minimum, simulation.ROUNDS_AT_ONCE, simulation.together()
-    plain = lambda *given: simulation.advance(pinned.Program(of, data, session._side_by_side), *fixed, *given)
+    program = pinned.Program(of, data, session._side_by_side)
+    advance = lambda *given: simulation.advance(program, *fixed, *given)
     given = of.consts, data, session._traced.hyper, session._carry, 0, 9, True, session._traced.seed
-    text = jax.jit(plain).lower(*given).as_text()
-    words = [a for level in data.words for a in level]
-    for a in words[:2]:  # those that the loss reads
-        shape = f"tensor<{a.shape[0]}x{a.shape[1]}xui32>"
-        assert sum("gather" in line and f"({shape}" in line for line in text.splitlines()) == 1
+    text = jax.jit(advance).lower(*given).as_text()
+    words = dict(zip(sorted(rows()), sum(data.words, ()), strict=True))
+    gathers = [line for line in text.splitlines() if "gather" in line]
+    count = {name: sum(f"(tensor<{len(a)}x{a.shape[1]}xui32>" in line for line in gathers) for name, a in words.items()}
+    assert count == {"a": 1, "t": 1, "unused": 0}
+    session.advance(19)
+    plain = opened("device")
+    plain.advance(20)
+    close(session.state, plain.state)
 
 
 @pytest.mark.parametrize("alike", [True, False])
@@ -181,9 +188,9 @@ def test_a_checkpoint_goes_on_elsewhere(before: str, after: str, tmp_path: Path)
 
 @pytest.mark.slow
 def test_poisson_cohorts() -> None:
-    how: Any = {"channel": rk.private(8, 1e-3, clip=1.0), "cohort": rk.Poisson(4), "noise_seed": 3}
-    how |= {"evaluate_client": None, "keep_best": None, "rounds": 4}
-    runs = [solved(where, **how) for where in ("device", "pinned")]
+    how: Any = {"channel": rk.private(8, 1e-3, clip=1.0), "cohort": rk.Poisson(4), "noise_seed": 3, "seed": SEED}
+    placed = [rk.Clients.from_arrays(rows(), SIZES, placement=where) for where in ("device", "pinned")]
+    runs = [rk.solve(case("SingleLevel").problem, own, FEDAVG, np.ones(3), 4, **how) for own in placed]
     close(runs[0].state, runs[1].state)
 
 

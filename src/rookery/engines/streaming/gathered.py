@@ -40,7 +40,9 @@ class Gathered(Rowless):
 
     def _read(self, ids: Any, own: Callable[[Any, Any], tuple[Any, Any]], weights: Any, center: Any = None) -> Clients:
         levels = list(self.rowless.levels().values())
-        places = [None if data is None else _places(data, ids, self.capacities[k]) for k, data in enumerate(levels)]
+        places: list[Any] = [
+            None if data is None else _places(data, ids, self.capacities[k]) for k, data in enumerate(levels)
+        ]
 
         def read(k: int, j: int, spec: Any) -> Any:
             # Behind the barrier: otherwise every kernel that uses these rows would read them from the host.
