@@ -229,16 +229,16 @@ def test_all_are_on_the_device_where_they_fit() -> None:
 
 
 def test_a_cohort_that_does_not_fit_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged, "limit", lambda _: 100)
     monkeypatch.setattr(fetched, "BYTES", 500)
-    same(solved("device", rounds=3), solved("host", rounds=3))
-    assert opened()._stage is None
+    tight = rk.Simulation(device_bytes=100)
+    same(solved("device", rounds=3), solved("host", rounds=3, engine=tight))
+    assert opened(engine=tight)._stage is None
+    assert opened()._stage is not None
 
 
 def test_everybody_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged, "limit", lambda _: 100)
     monkeypatch.setattr(fetched, "BYTES", 500)
-    everybody = {"rounds": 2, "cohort": None, "engine": rk.Simulation(block=3)}
+    everybody = {"rounds": 2, "cohort": None, "engine": rk.Simulation(block=3, device_bytes=100)}
     same(solved("device", **everybody), solved("host", **everybody))
 
 

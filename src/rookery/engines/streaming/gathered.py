@@ -51,7 +51,7 @@ class Gathered(Rowless):
 
         filled = list(with_rows(self.rowless, read, self.specs).levels().values())
         members = [
-            None if data is None or place is None else data.member(data.rows, *own(place[0], data.sizes))
+            None if data is None else data.member(data.rows, *own(place[0], data.sizes))
             for data, place in zip(filled, places, strict=True)
         ]
         return self.rowless.with_data(members, weights, center)
