@@ -1,11 +1,14 @@
-"""Compare rows on the host with rows on the device: python benchmarks/placement.py [--clients 1000] [--cohort 100].
+"""Compare where rows are: python benchmarks/placement.py [--placements device host pinned] [--clients 1000].
 
 FedNest and ASFBO with the FedNest paper's network (784-200-10) and 300 + 300 samples a client, the images as float32
-and as bytes that the loss scales. The device may hold a fourth of the rows (--share). Both placements alternate in one
-process, and the best time of several counts; "moved" is the transfer in a round, as a share of the cohort's rows.
+and as bytes that the loss scales. The device may hold a fourth of the rows (--share). All placements alternate in one
+process, and the best time of several counts. With rows on the host, "moved" is the transfer in a round, as a share of
+the cohort's rows; pinned rows are read by the rounds' own program, all of the cohort's in every round, and "reading"
+is that part alone. A placement that fails is reported, and the others are measured without it.
 """
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,15 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import rookery as rk
+from rookery.base.placement import PLACES
 from rookery.cli import speed
 from rookery.engines.engine import Job
-from rookery.engines.streaming import staged
 from rookery.tasks.hyperrep import hidden, layers, representation_problem
 
 
 def main() -> None:
     """Compare both methods with both types."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--placements", nargs="+", choices=PLACES, default=list(PLACES))
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--samples", type=int, default=speed.SAMPLES, help="of a client, at each level")
@@ -38,47 +42,108 @@ def main() -> None:
         "FedNest": speed._paper_method(),
         "ASFBO": rk.ASFBO(local_steps=speed.LOCAL_STEPS[1], batch_size=speed.BATCH),
     }
+    device = jax.local_devices()[0]
+    print(f"JAX {jax.__version__}, {device.device_kind} ({device.platform})", flush=True)
     for kind in options.types:
         rows, sizes = _rows(options, kind), np.full(options.clients, options.samples)
-        placed = {
-            where: rk.Clients.from_arrays(rows[0], sizes, upper=(rows[1], sizes), placement=where)
-            for where in ("device", "host")
-        }
         total = sum(a.nbytes for a in jax.tree.leaves(rows))
-        staged.BYTES = int(options.share * total)
-        print(f"{kind}: {total / 1e9:.2f} GB of rows, {staged.BYTES / 1e9:.2f} GB of them on the device", flush=True)
+        most = int(options.share * total)
+        print(f"{kind}: {total / 1e9:.2f} GB of rows, {most / 1e9:.2f} GB of them on the device", flush=True)
+        make = lambda where, rows, sizes: rk.Clients.from_arrays(
+            rows[0], sizes, upper=(rows[1], sizes), placement=where
+        )
+        placed = _each(options.placements, "  making clients", lambda where: make(where, rows, sizes))
         for name in options.methods:
-            _compare(f"  {name}", methods[name], _problem(kind), placed, options, total)
+            _compare(f"  {name}", methods[name], _problem(kind), placed, options, total, most)
 
 
-def _compare(name: str, method: Any, problem: Any, placed: dict[str, rk.Clients], options: Any, total: int) -> None:
+def _each(names: Any, what: str, work: Callable[[str], Any]) -> dict[str, Any]:
+    """What `work` returns for each name. A failure is printed."""
+    made = {}
+    for name in names:
+        try:
+            made[name] = work(name)
+        except Exception as error:
+            print(f"{what}, {name}: FAILED: {type(error).__name__}: {str(error).partition(chr(10))[0]}", flush=True)
+    return made
+
+
+def _compare(
+    name: str, method: Any, problem: Any, placed: dict[str, rk.Clients], options: Any, total: int, most: int
+) -> None:
     start = layers(jax.random.key(0), options.inputs, options.width, speed.CLASSES)
-    sessions: dict[str, Any] = {
-        where: rk.Simulation().open(Job(problem, clients, method, start, options.cohort))
-        for where, clients in placed.items()
-    }
-    for session in sessions.values():
-        session.init()
+    engine = rk.Simulation(device_bytes=most)
 
     def rounds(session: Any) -> Any:
         session.advance(options.rounds)
         return session.state
 
-    host = sessions["host"]
-    rounds(host)  # fills the device, and compiles
-    before, begin = host.moved, host.rounds
-    best = speed.interleaved({where: partial(rounds, own) for where, own in sessions.items()}, options.repeats)
-    device, other = (best[where] / options.rounds for where in ("device", "host"))
-    moved = (host.moved - before) / (host.rounds - begin)
-    share = moved / (total * options.cohort / options.clients)
-    how = (
-        f"moved {share:.0%} of the cohort's rows, {moved / other / 1e9:.1f} GB/s" if host.moved else "fetched in blocks"
-    )
-    print(
-        f"{name}: {1e3 * device:.2f} ms a round on the device, {1e3 * other:.2f} ms on the host; {how}; "
-        f"{device / other:.0%} of the speed",
-        flush=True,
-    )
+    def opened(where: str) -> Any:
+        session: Any = engine.open(Job(problem, placed[where], method, start, options.cohort))
+        session.init()
+        jax.block_until_ready(rounds(session))  # compiles, and fills the device
+        return session
+
+    sessions = _each(placed, name, opened)
+    before = {where: (getattr(session, "moved", 0), session.rounds) for where, session in sessions.items()}
+    try:
+        best = speed.interleaved({where: partial(rounds, own) for where, own in sessions.items()}, options.repeats)
+    except Exception as error:  # of whichever; so each by itself
+        print(f"{name}, in turn: FAILED: {type(error).__name__}: {str(error).partition(chr(10))[0]}", flush=True)
+        alone = lambda where: speed.interleaved({where: partial(rounds, sessions[where])}, options.repeats)[where]
+        best = _each(sessions, f"{name}, alone", alone)
+    reference = best.get("device")
+    for where, seconds in best.items():
+        each = seconds / options.rounds
+        words = [f"{1e3 * each:.2f} ms a round"]
+        if where != "device" and reference is not None:
+            words.append(f"{reference / seconds:.0%} of the speed on the device")
+        if where == "host":
+            words.append(_moved(sessions[where], before[where], each, total * options.cohort / options.clients))
+        if where == "pinned":
+            words += _each([where], name, lambda _: _reading(sessions["pinned"], options)).values()
+        print(f"{name}, {where}: {'; '.join(words)}", flush=True)
+    states = {where: jax.device_get((own.state.x, own.state.y)) for where, own in sessions.items() if where in best}
+    _agreement(name, states, {where: sessions[where].rounds for where in states})
+    for session in sessions.values():
+        session.close()
+
+
+def _moved(session: Any, before: tuple[int, int], seconds: float, of_cohort: float) -> str:
+    moved = (session.moved - before[0]) / max(1, session.rounds - before[1])
+    if not session.moved:
+        return "fetched in blocks"
+    return f"moved {moved / of_cohort:.0%} of the cohort's rows, {moved / seconds / 1e9:.1f} GB/s"
+
+
+def _reading(session: Any, options: Any) -> str:
+    """How long the program takes to read a cohort's rows, and do nothing else."""
+    if not session.cohort_bytes:
+        return "read in blocks"
+    data, repeats = session._cohort, 20
+    rng = np.random.default_rng(0)
+    cohorts = [np.sort(rng.choice(options.clients, options.cohort, replace=False)) for _ in range(repeats)]
+    ids = jnp.asarray(np.array(cohorts, np.int32))
+    leaves = lambda clients: [data.rows for data in clients.levels().values() if data is not None]
+    read = jax.jit(lambda data, ids: leaves(data.cohort(ids)))
+
+    def all_of_them() -> Any:
+        for i in range(repeats):
+            made = read(data, ids[i])
+        return made
+
+    seconds = speed.interleaved({"reading": all_of_them}, 3)["reading"] / repeats
+    rate = f"{session.cohort_bytes / seconds / 1e9:.1f} GB/s"
+    return f"reading {session.cohort_bytes / 1e6:.0f} MB takes {1e3 * seconds:.2f} ms of it ({rate})"
+
+
+def _agreement(name: str, states: dict[str, Any], rounds: dict[str, int]) -> None:
+    """Print how far results differ, for placements that have computed as many rounds."""
+    for where, state in states.items():
+        if where != "device" and "device" in states and rounds[where] == rounds["device"]:
+            pairs = zip(jax.tree.leaves(state), jax.tree.leaves(states["device"]), strict=True)
+            worst = max(float(np.max(np.abs(a - b))) for a, b in pairs)
+            print(f"{name}, {where}: x and y differ by at most {worst:.1e} after {rounds[where]} rounds", flush=True)
 
 
 def _rows(options: Any, kind: str) -> list[dict[str, np.ndarray]]:

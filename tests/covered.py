@@ -189,7 +189,6 @@ COVERED: dict[str, dict[str, list[str]]] = {
     },
     "contract/test_placement.py": {
         "test_only_the_rows_of_cohorts_are_read": ["test_a_part_is_on_the_device"],
-        "test_nothing_is_compiled_from_chunk_to_chunk": ["[0]"],
         "test_a_cohort_that_does_not_fit_goes_block_by_block": ["test_everybody_goes_block_by_block"],
         "test_rounds_in_any_portions": ["test_a_value_that_is_not_finite_ends_the_run_in_the_middle"],
     },

@@ -9,7 +9,7 @@ import pytest
 
 import rookery as rk
 from rookery.engines.interpreter import weighted_sum
-from rookery.engines.streaming import staged
+from rookery.engines.streaming import stage
 
 pytestmark = pytest.mark.skipif(jax.default_backend() == "cpu", reason="no accelerator")
 
@@ -61,16 +61,29 @@ def test_the_engines_agree(method: Any) -> None:
 
 
 def test_rows_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that travel from buffers which are used again and again: the numbers of rows on the device."""
-    monkeypatch.setattr(staged, "PIECE", 2**18)
+    """Rows from buffers that are used again and again, and rows that the device reads: the numbers of the device's."""
+    monkeypatch.setattr(stage, "PIECE", 2**18)
     rng = np.random.default_rng(2)
     sizes = rng.integers(20, 60, 200)
     rows = {"a": rng.integers(256, size=(sizes.sum(), 64), dtype=np.uint8), "t": rng.normal(size=sizes.sum())}
-    monkeypatch.setattr(staged, "BYTES", rows["a"].nbytes // 4)
+    engine = rk.Simulation(device_bytes=rows["a"].nbytes // 4)
     loss = lambda x, b: jnp.mean((b["a"].astype(jnp.float32) / 255 @ x - b["t"]) ** 2)
     runs = []
-    for where in ("device", "host"):
+    for where in ("device", "host", "pinned"):
         clients = rk.Clients.from_arrays(rows, sizes, placement=where)
         method = rk.FedAvg(step=0.01, local_steps=3, batch_size=8)
-        runs.append(rk.solve(rk.SingleLevel(loss), clients, method, np.zeros(64), 60, cohort=20, progress=False))
-    np.testing.assert_allclose(np.asarray(runs[0].x), np.asarray(runs[1].x), rtol=1e-4, atol=1e-6)
+        how: Any = {"cohort": 20, "engine": engine, "progress": False}
+        runs.append(rk.solve(rk.SingleLevel(loss), clients, method, np.zeros(64), 60, **how))
+    for run in runs[1:]:
+        np.testing.assert_allclose(np.asarray(runs[0].x), np.asarray(run.x), rtol=1e-4, atol=1e-6)
+
+
+def test_pinned_rows_stay_on_the_host() -> None:
+    """An array that the device reads takes none of its memory."""
+    before = jax.local_devices()[0].memory_stats()["bytes_in_use"]
+    clients = rk.Clients.from_arrays(np.ones((2**16, 256), np.float32), np.full(256, 256), placement="pinned")
+    after = jax.local_devices()[0].memory_stats()["bytes_in_use"]
+    assert after - before < 2**20
+    words = clients.lower.rows.words
+    total = jax.jit(lambda a: jnp.sum(jax.lax.bitcast_convert_type(a[:: 2**10], jnp.float32)))(words)
+    assert total == 2**6 * 256

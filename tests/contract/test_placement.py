@@ -16,31 +16,31 @@ from rookery.base.content import of_arrays
 from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.simulation import device as simulation
-from rookery.engines.streaming import fetched, pool, stage, staged
+from rookery.engines.streaming import fetched, pool, rowless, stage, staged
 from rookery.testing.runs import agree, close, outcome
 
 from .cases import HARD, case, full, job, pairs, ragged, together
 
 
-def hosted(clients: rk.Clients) -> rk.Clients:
+def hosted(clients: rk.Clients, where: str = "host") -> rk.Clients:
     """The same clients with their rows on the host."""
     rows = lambda source: (jax.tree.map(np.array, source.rows), np.asarray(source.sizes))
     lower, upper = rows(clients.lower), None if clients.one_data_set else rows(clients.upper)
     center = None if clients.center is None else clients.center.rows
-    own = rk.Clients.from_arrays(*lower, upper=upper, center=center, placement="host")
+    own = rk.Clients.from_arrays(*lower, upper=upper, center=center, placement=where)
     own.weights = clients.weights
     return own
 
 
-def as_hosted(what: Job) -> Job:
+def as_hosted(what: Job, where: str = "host") -> Job:
     """The job with its clients' rows on the host."""
-    return Job(**(vars(what) | {"clients": hosted(what.clients)}))
+    return Job(**(vars(what) | {"clients": hosted(what.clients, where)}))
 
 
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for one cohort, and pieces of a few rows."""
-    least = lambda used, cohort, most: [fetched.largest(own.level.sizes, cohort) for own in used]
+    least = lambda used, cohort, most: [rowless.largest(own.level.sizes, cohort) for own in used]
     monkeypatch.setattr(stage, "_capacities", least)
     monkeypatch.setattr(stage, "PIECE", 200)
 
@@ -111,7 +111,7 @@ def same(a: rk.Run, b: rk.Run) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for about a fourth of all rows, and few rounds together."""
-    monkeypatch.setattr(staged, "BYTES", int(SIZES.sum()) * 8 * 4 // 4 * 2)
+    monkeypatch.setattr(staged, "limit", lambda _: int(SIZES.sum()) * 8 * 4 // 4 * 2)
     monkeypatch.setattr(stage, "PIECE", 300)
     monkeypatch.setattr(staged, "TOGETHER", 600)
     monkeypatch.setattr(staged, "_SHARE", 1)
@@ -120,7 +120,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def scarce(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for one cohort, so that every round is a call of its own."""
-    monkeypatch.setattr(staged, "BYTES", (2 * fetched.largest(SIZES, COHORT) + 2) * 8 * 4)
+    monkeypatch.setattr(staged, "limit", lambda _: (2 * rowless.largest(SIZES, COHORT) + 2) * 8 * 4)
 
 
 @pytest.fixture
@@ -153,11 +153,11 @@ def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
     same(on_device(DITTO), solved("host", DITTO, data=files))
 
 
-def opened(where: str = "host", method: Any = FEDAVG, **given: Any) -> Any:
+def opened(where: str = "host", method: Any = FEDAVG, engine: Any = None, **given: Any) -> Any:
     """A session."""
     clients = rk.Clients.from_arrays(rows(), SIZES, placement=where)
     what = Job(case("SingleLevel").problem, clients, method, (jnp.ones(3), ()), COHORT, seed=SEED, **given)
-    session: Any = rk.Simulation().open(what)
+    session: Any = (engine or rk.Simulation()).open(what)
     session.init()
     return session
 
@@ -199,6 +199,7 @@ def test_very_unequal_clients_and_buffers_that_are_used_again() -> None:
     for session in sessions:
         session.advance(30)
     close(sessions[0].state, sessions[1].state)
+    close(sessions[0].state, sessions[2].state)
 
 
 @pytest.mark.usefixtures("small")
@@ -210,33 +211,6 @@ def test_a_part_is_on_the_device() -> None:
     plain = opened("device")
     plain.advance(30)
     close(session.state, plain.state)
-
-
-@pytest.mark.usefixtures("small")
-def test_rows_that_the_device_reads_by_itself(read: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: a copy of all rows is in pinned memory, and no thread collects any."""
-    monkeypatch.setattr(stage, "PINNED", 10**9)
-    session = opened()
-    assert [[len(array.rows) for array in level] for level in session._stage._pinned] == [[SIZES.sum()] * 2]
-    read.clear()  # of the start
-    session.advance(30)
-    assert not read
-    assert session.moved > 0
-    plain = opened("device")
-    plain.advance(30)
-    close(session.state, plain.state)
-    monkeypatch.setattr(stage, "PINNED", 100)  # bytes: too few
-    assert opened()._stage._pinned is None
-
-
-@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float16, np.float64, np.bool_, np.complex64])
-def test_which_rows_can_be_pinned(kind: Any) -> None:
-    given = np.arange(12).reshape(4, 3).astype(kind)
-    found = placement.pinned(placement.HostArray(given))
-    assert (found is None) == (kind in (np.bool_, np.complex64))
-    if found is not None:
-        assert found.rows.dtype == kind
-        np.testing.assert_array_equal(jax.jit(lambda a: a[1:3])(found.rows), given[1:3])
 
 
 def test_many_rounds_are_one_call_where_all_rows_fit() -> None:
@@ -255,16 +229,16 @@ def test_all_are_on_the_device_where_they_fit() -> None:
 
 
 def test_a_cohort_that_does_not_fit_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged, "BYTES", 100)
     monkeypatch.setattr(fetched, "BYTES", 500)
-    same(solved("device", rounds=3), solved("host", rounds=3))
-    assert opened()._stage is None
+    tight = rk.Simulation(device_bytes=100)
+    same(solved("device", rounds=3), solved("host", rounds=3, engine=tight))
+    assert opened(engine=tight)._stage is None
+    assert opened()._stage is not None
 
 
 def test_everybody_goes_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged, "BYTES", 100)
     monkeypatch.setattr(fetched, "BYTES", 500)
-    everybody = {"rounds": 2, "cohort": None, "engine": rk.Simulation(block=3)}
+    everybody = {"rounds": 2, "cohort": None, "engine": rk.Simulation(block=3, device_bytes=100)}
     same(solved("device", **everybody), solved("host", **everybody))
 
 
@@ -290,9 +264,7 @@ def test_one_clients_object_whose_rows_change() -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("pinned", [0, 10**9])
-def test_nothing_is_compiled_from_chunk_to_chunk(pinned: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "PINNED", pinned)
+def test_nothing_is_compiled_from_chunk_to_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "PROGRAMS", programs.Programs(most=64))
     session, before = opened(), engine.PROGRAMS.made
     session.advance(200)  # pieces of all sizes, and the rounds
@@ -431,7 +403,8 @@ def test_types_that_only_jax_has() -> None:
         clients = rk.Clients.from_arrays(narrow, SIZES, placement=where)
         loss = lambda x, b: jnp.mean((b["a"].astype(float) @ x - b["t"].astype(float)) ** 2)
         runs.append(rk.solve(rk.SingleLevel(loss), clients, FEDAVG, np.ones(3), 3, cohort=COHORT).x)
-    close(*runs)
+    close(runs[0], runs[1])
+    close(runs[0], runs[2])
 
 
 def test_clients_of_wider_numbers_than_the_run_has() -> None:
@@ -445,6 +418,7 @@ def test_client_by_client() -> None:
     given = {"rounds": 1, "cohort": 2, "keep_best": None, "evaluate_client": None}
     runs = [solved(where, engine=rk.Simulation(debug=True), **given) for where in placement.PLACES]
     close(runs[0].state, runs[1].state)
+    close(runs[0].state, runs[2].state)
 
 
 @pytest.mark.slow
@@ -456,7 +430,7 @@ def test_sites_take_their_own_rows() -> None:
 @pytest.mark.slow
 def test_a_search_of_steps() -> None:
     found = []
-    for where in ("device", "host"):
+    for where in placement.PLACES:
         clients = rk.Clients.from_arrays(rows(), SIZES, placement=where)
         loss = case("SingleLevel").problem.loss
         measure = lambda client, x, y: {"loss": client.mean(lambda rows: loss(x, rows), client.upper())}
@@ -466,20 +440,21 @@ def test_a_search_of_steps() -> None:
                 search=["step"], candidates=3, cohort=COHORT,
             )
         )  # fmt: skip
-    assert found[0].best == found[1].best
+    assert found[0].best == found[1].best == found[2].best
 
 
 def test_what_clients_tell_of_themselves() -> None:
     data = rows() | {"label": np.arange(SIZES.sum()) % 3}
-    here, there = (rk.Clients.from_arrays(data, SIZES, weights="size", placement=where) for where in placement.PLACES)
-    assert (here.placement, there.placement) == ("device", "host")
-    assert repr(there).endswith("on the host)")
-    assert here.summary().equals(there.summary())
-    assert here.describe() == there.describe()
-    assert of_arrays(here) == of_arrays(there)
-    close(here.client_data(3), there.client_data(3))
-    assert there.held
-    assert np.shares_memory(there.lower.rows["a"].array, data["a"])
+    here, *others = (rk.Clients.from_arrays(data, SIZES, weights="size", placement=where) for where in placement.PLACES)
+    assert [own.placement for own in (here, *others)] == ["device", "host", "pinned"]
+    assert [repr(own).rpartition(", ")[2] for own in others] == ["on the host)", "in pinned memory)"]
+    for there in others:
+        assert here.summary().equals(there.summary())
+        assert here.describe() == there.describe()
+        assert of_arrays(here) == of_arrays(there)
+        close(here.client_data(3), there.client_data(3))
+        assert there.held
+    assert [np.shares_memory(own.lower.rows["a"].array, data["a"]) for own in others] == [True, False]
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int16])  # as it is, and not
@@ -506,17 +481,18 @@ def test_the_data_are_no_argument_of_a_program() -> None:
 
 def test_a_diagnosis() -> None:
     clients = (rk.Clients.from_arrays(rows(), SIZES, placement=where) for where in placement.PLACES)
-    here, there = (str(rk.check(case("SingleLevel").problem, own, np.ones(3))) for own in clients)
-    assert here == there
+    here, *others = (str(rk.check(case("SingleLevel").problem, own, np.ones(3))) for own in clients)
+    assert others == [here, here]
 
 
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"placement": "disk"}, ValueError, 'placement must be "device", or "host" for .*; got \'disk\''),
+        ({"placement": "disk"}, ValueError, 'placement must be "device", "host" for .*; got \'disk\''),
         ({"placement": None}, ValueError, "placement must be .*; got None"),
         ({"rows": [[1.0, 2.0]]}, TypeError, "must be a NumPy array or numpy.memmap; got a float"),
         ({"rows": jnp.ones(2)}, TypeError, "Give one of those, or leave placement out"),
+        ({"rows": jnp.ones(2), "placement": "pinned"}, TypeError, 'with placement="pinned", .* must be a NumPy array'),
         ({"upper": (jnp.ones(2), [1, 1])}, TypeError, "upper: .* NumPy array or numpy.memmap"),
         ({"rows": np.array([1.0, np.nan])}, ValueError, "is not finite .* sample 0 of client 1"),
         ({"sizes": [1, 2]}, ValueError, "must have as many rows as the sizes add up to, 3; got 2"),
@@ -528,9 +504,21 @@ def test_bad_input(given: dict[str, Any], error: type[Exception], message: str) 
         rk.Clients.from_arrays(**given)
 
 
-def test_a_mesh_is_refused() -> None:
-    with pytest.raises(ValueError, match="Leave mesh out"):
-        solved("host", engine=rk.Simulation(mesh=2))
+@pytest.mark.parametrize("where", ["host", "pinned"])
+def test_what_is_refused(where: str) -> None:
+    with pytest.raises(ValueError, match=f'placement="{where}".* got mesh=2. Leave mesh out'):
+        solved(where, engine=rk.Simulation(mesh=2))
+    with pytest.raises(ValueError, match=f'memory must be "device" for clients with placement="{where}"; got "host"'):
+        solved(where, engine=rk.Simulation(memory="host"))
+    how = {"asynchronous": rk.Asynchronous(buffer=2), "clock": rk.Clock(compute=np.ones(N))}
+    with pytest.raises(ValueError, match="must have their rows on the device in an asynchronous run"):
+        solved(where, **how)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "1 GB", True])
+def test_a_wrong_number_of_bytes(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="device_bytes must be an integer of at least 0, or None; got"):
+        rk.Simulation(device_bytes=wrong)
 
 
 # The pool.

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-PLACES = ("device", "host")
+PLACES = ("device", "host", "pinned")
 _THREADS = 4  # at most, to copy rows: one thread reads a third of what four do, and more are not faster
 _PIECE = 2**26  # bytes that `pieces` reads together
 _SHARE = 2**20  # bytes of a copy that are worth a thread of their own
@@ -22,6 +22,8 @@ class HostArray:
 
     JAX does not take it for an array: a compiled function that receives one by mistake refuses it.
     """
+
+    placement = "host"
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array.view(np.ndarray)  # the same memory; slices of a memmap itself are slow to make
@@ -78,8 +80,9 @@ def check(placement: Any) -> None:
     """Raise ValueError unless the placement is known."""
     if not isinstance(placement, str) or placement not in PLACES:
         raise ValueError(
-            'placement must be "device", or "host" for rows that stay in NumPy arrays or a numpy.memmap and travel to '
-            f"the device with their cohort; got {placement!r}."
+            'placement must be "device", "host" for rows that stay in NumPy arrays or a numpy.memmap and travel to the '
+            'device with their cohort, or "pinned" for a copy in pinned memory that the device reads by itself; got '
+            f"{placement!r}."
         )
 
 
@@ -94,9 +97,14 @@ def check_types(value: Any) -> None:
             )
 
 
+def of(value: Any) -> str:
+    """Return where the arrays of a pytree are: one of `PLACES`."""
+    return next((leaf.placement for leaf in jax.tree.leaves(value) if isinstance(leaf, HostArray)), "device")
+
+
 def on_host(value: Any) -> bool:
-    """Return whether a pytree has arrays that stay on the host."""
-    return any(isinstance(leaf, HostArray) for leaf in jax.tree.leaves(value))
+    """Return whether a pytree has arrays that stay on the host, pinned or not."""
+    return of(value) != "device"
 
 
 class Buffer:
@@ -122,76 +130,6 @@ class Buffer:
     def sent(self) -> Any:
         """Send the numbers, and return them for a program on the device."""
         return self.array if self._pinned is None else jax.device_put(self._pinned, self._device)
-
-
-class Pinned:
-    """A copy of all rows in pinned memory, which programs on the device read by themselves.
-
-    Attributes:
-        rows: an array of the device, in its eyes. Keep this object until every program that reads it has ended.
-    """
-
-    def __init__(self, rows: HostArray) -> None:
-        device, array = jax.local_devices()[0], np.asarray(rows)
-        sharding = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
-        array = array if array.dtype == rows.dtype else rows[:]
-        self._pinned = jax.device_put(np.ascontiguousarray(array), sharding).block_until_ready()
-        where = (_ON_CPU if device.platform == "cpu" else _ON_CUDA, device.local_hardware_id or 0)
-        kind = _Kind(_CODES[rows.dtype.kind], 8 * rows.dtype.itemsize, 1)
-        self._shape = (ctypes.c_int64 * rows.ndim)(*rows.shape)
-        self._tensor = _Managed(self._pinned.unsafe_buffer_pointer(), *where, rows.ndim, kind, self._shape)
-        self._tensor.deleter = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p)
-        self._where = where
-        self.rows = jax.dlpack.from_dlpack(self)
-        first, last = (np.asarray(self.rows[i]) for i in (0, -1))
-        if not (np.array_equal(first, array[0]) and np.array_equal(last, array[-1])):
-            raise ValueError("The device reads other rows than the host.")
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self._where
-
-    def __dlpack__(self, **_: Any) -> Any:
-        return _capsule(ctypes.addressof(self._tensor), b"dltensor", None)
-
-
-class _Kind(ctypes.Structure):
-    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
-
-
-class _Managed(ctypes.Structure):
-    """A tensor in DLPack's form. The reader calls `deleter`, which must be a C function: any that changes nothing."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("kind", _Kind),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-    )
-
-
-_CODES = {"i": 0, "u": 1, "f": 2}  # DLPack's names of types, and of devices
-_ON_CPU, _ON_CUDA = 1, 2
-_capsule = ctypes.pythonapi.PyCapsule_New
-_capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-
-
-def pinned(rows: HostArray) -> Pinned | None:
-    """Return a copy of the rows in pinned memory; None if this device or version of JAX cannot read it."""
-    device = jax.local_devices()[0]
-    kinds = {memory.kind for memory in device.addressable_memories()}
-    known = rows.dtype.kind in _CODES and rows.row_bytes > 0 and 0 < len(rows) < 2**31
-    if device.platform not in ("cpu", "gpu") or "pinned_host" not in kinds or not known:
-        return None
-    try:
-        return Pinned(rows)
-    except Exception:  # without it, the rows are collected by threads
-        return None
 
 
 def spread(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -264,7 +264,7 @@ class LabelFlip(_Attack):
 
         def mixed(old: Any, new: Any) -> Any:
             both = np.where(lies.reshape(-1, *(1,) * (old.ndim - 1)), np.asarray(new), np.asarray(old))
-            return HostArray(both) if isinstance(old, HostArray) else jnp.asarray(both)
+            return type(old)(both) if isinstance(old, HostArray) else jnp.asarray(both)
 
         rows = jax.tree.map(mixed, data.rows, wrong)
         return ClientRows(rows, data.offsets, data.sizes, data.widest, data.narrowest, data.chunk)

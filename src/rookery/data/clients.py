@@ -120,7 +120,9 @@ class Clients(Layout):
             weights, center, center_client, replace: as in `Clients`.
             placement: "device": the rows are copied to the device. "host": they stay where they are, in NumPy arrays or
                 `numpy.memmap` (you may change them between runs, not during one), and the rows of the next rounds'
-                cohorts travel to the device while it computes. Use it for data that do not fit the device.
+                cohorts travel to the device while it computes. Use it for data that do not fit the device. "pinned":
+                they are copied once, to pinned memory, from which the program of the rounds itself reads those of each
+                cohort. On a GPU this is faster, and takes as much of the host's memory as the rows have bytes.
 
         Example:
             >>> clients = Clients.from_arrays(np.arange(6.0), [1, 2, 3], weights="size")
@@ -363,7 +365,7 @@ class Clients(Layout):
         sizes = f"{self.lower.narrowest}–{self.lower.widest} lower, {self.upper.narrowest}–{self.upper.widest} upper"
         test = "" if self._test is None else f", {self._test.narrowest}–{self._test.widest} for tests"
         center = "" if self._center is None else f", {self._center.widest} at the centre"
-        where = ", on the host" if self.placement == "host" else ""
+        where = {"device": "", "host": ", on the host", "pinned": ", in pinned memory"}[self.placement]
         return f"Clients(n={self.n}, samples each: {sizes}{test}{center}{where})"
 
 

@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
+from rookery.base import placement as places
 from rookery.base import tree
 from rookery.base.arguments import kind_of
-from rookery.base.placement import HostArray, on_host
+from rookery.base.pinned import pinned
+from rookery.base.placement import HostArray
 from rookery.data.rows import ClientRows, Rows, chunk_length
 
 _PIECE = 1 << 22  # numbers that are checked together
@@ -67,10 +69,10 @@ def end_to_end(given: Any, level: str, placement: str) -> ClientRows:
     if not leaves:
         raise ValueError(f"{level}: the rows must have at least one array; they have none.")
     for name, leaf in zip(names, leaves, strict=True):
-        if placement == "host" and not isinstance(leaf, np.ndarray):
+        if placement != "device" and not isinstance(leaf, np.ndarray):
             raise TypeError(
-                f'{level}: with placement="host", {name} must be a NumPy array or numpy.memmap; got {kind_of(leaf)}. '
-                "Give one of those, or leave placement out."
+                f'{level}: with placement="{placement}", {name} must be a NumPy array or numpy.memmap; got '
+                f"{kind_of(leaf)}. Give one of those, or leave placement out."
             )
     arrays = [np.asarray(leaf) for leaf in leaves]
     counts = np.asarray(sizes)
@@ -106,8 +108,7 @@ def both_levels(lower: ClientRows, upper: ClientRows) -> ClientRows:
     client = np.concatenate([np.repeat(np.arange(len(counts)), counts) for counts in sizes])
     order = np.argsort(client, kind="stable")
     arrays = [np.concatenate([np.asarray(a), np.asarray(b)])[order] for a, b in zip(first, second, strict=True)]
-    placement = "host" if on_host(lower.rows) else "device"
-    return _checked(arrays, structure, names, sizes[0] + sizes[1], "lower", placement=placement)
+    return _checked(arrays, structure, names, sizes[0] + sizes[1], "lower", placement=places.of(lower.rows))
 
 
 def _named_leaves(rows: Rows) -> tuple[list[str], list[Any], Any]:
@@ -148,7 +149,7 @@ def _checked(
                     f"{level}: {name} {what} in {bad.size} sample(s), first in sample {row} of client "
                     f"{first + client}; {fix}."
                 )
-    put = HostArray if placement == "host" else _on_device
+    put: Any = {"device": _on_device, "host": HostArray, "pinned": pinned}[placement]
     rows = jax.tree.unflatten(structure, [put(array) for array in arrays])
     return client_rows(rows, sizes, ends - sizes)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from rookery.base.placement import on_host
+from rookery.base import placement
 from rookery.data.frames import Schema
 from rookery.data.rows import ClientRows, Count, View, entries
 
@@ -76,8 +76,8 @@ class Layout:
 
     @property
     def placement(self) -> str:
-        """Where the clients' rows are: "device" or "host"."""
-        return "host" if on_host(self.levels()) else "device"
+        """Where the clients' rows are: "device", "host" or "pinned"."""
+        return placement.of(self.levels())
 
     def levels(self) -> dict[str, ClientRows | None]:
         """Return the data of each level by name; None where a level has none of its own."""

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery.base import convolutions, jaxprs
+from rookery.base.arguments import is_integer
 from rookery.base.processes import ONE_PROCESS, Processes
 from rookery.data.clients import Clients
 from rookery.data.cohort import Draw
@@ -42,6 +43,7 @@ class Settings:
     precision: str | None = None
     remat: bool = False
     memory: str = "auto"
+    device_bytes: int | None = None
 
     sees_memory = True
 
@@ -53,6 +55,10 @@ class Settings:
             raise ValueError(f"Simulation: debug must be True or False; got {self.debug!r}.")
         if self.memory not in ("auto", "device", "host"):
             raise ValueError(f'Simulation: memory must be "auto", "device" or "host"; got {self.memory!r}.')
+        if self.device_bytes is not None and not (is_integer(self.device_bytes) and self.device_bytes >= 0):
+            raise ValueError(
+                f"Simulation: device_bytes must be an integer of at least 0, or None; got {self.device_bytes!r}."
+            )
         if self.memory == "host" and (self.mesh is not None or self.debug):
             other = "debug=True" if self.debug else f"mesh={self.mesh!r}"
             raise ValueError(f'Simulation: memory must be "device" with {other}; got "host". Leave out one of the two.')
@@ -76,8 +82,9 @@ class Session:
     shows_each = True
 
     def __init__(
-        self, traced: engine.Traced, simulation: Settings, devices: int = 1, remembered: int | None = None
-    ) -> None:
+        self, traced: engine.Traced, simulation: Settings, devices: int = 1, remembered: int | None = None,
+        rows: int = 0,
+    ) -> None:  # fmt: skip
         self._traced, self._job = traced, traced.job
         self._data = traced.job.clients.without_names()
         self.clients = traced.job.clients
@@ -86,7 +93,7 @@ class Session:
         self.warned: Stopped | None = None
         self._carry: Any = None
         self._changed: np.ndarray | None = None  # for each client, whether its memory has changed since `by_client`
-        self._memory_estimate = memory_estimate(traced, devices, self.processes, remembered)
+        self._memory_estimate = memory_estimate(traced, devices, self.processes, remembered, rows)
         auto = simulation.block == "auto"
         self._block: Block = Fitting(self._memory_estimate.side_by_side) if auto else simulation.block
         memory = self._memory_estimate.notes(-(-self._job.cohort // devices)) if auto else []
@@ -145,16 +152,19 @@ class Session:
         return amounts(traced.start, report)
 
     def advance(self, rounds: int) -> list[Amounts]:
-        traced, job = self._traced, self._job
-        limit = ROUNDS_AT_ONCE
-        program = self._program("rounds", traced.round, advance, job.draw, job.minimum, limit, together(), donate=(3,))
+        of, job = self._traced.round, self._job
+        fixed = job.draw, job.minimum, ROUNDS_AT_ONCE, together()
+        return self._advanced(rounds, self._program("rounds", of, advance, *fixed, donate=(3,)), of, self._data)
+
+    def _advanced(self, rounds: int, program: Any, of: Plan, data: Any) -> list[Amounts]:
+        """Compute rounds with this program of at most ROUNDS_AT_ONCE of them, for this plan and these clients."""
+        traced, strict = self._traced, self._job.on_nonfinite == "stop"
         done: list[Amounts] = []
         while len(done) < rounds and self.stopped is None:
-            count = min(rounds - len(done), limit)
-            strict = job.on_nonfinite == "stop"
+            count = min(rounds - len(done), ROUNDS_AT_ONCE)
             with self._explained():
                 self._carry, reports = program(
-                    traced.round.consts, self._data, traced.hyper, self._carry, self.rounds, count, strict, traced.seed
+                    of.consts, data, traced.hyper, self._carry, self.rounds, count, strict, traced.seed
                 )
                 reports = jax.device_get(reports)
             done += self._completed(reports, count)

@@ -167,7 +167,7 @@ class _Sizes(NamedTuple):
 def _sizes(traced: engine.Traced) -> _Sizes:
     carry, clients = traced.start.made.carry, traced.job.clients
     state, remembered = (ledger.nbytes(jax.tree.leaves(part)) for part in ((carry.state, carry.server), carry[1:3]))
-    on_device = () if clients.placement == "host" else jax.tree.leaves(clients)
+    on_device = jax.tree.leaves(clients) if clients.placement == "device" else []
     return _Sizes(sum(getattr(leaf, "nbytes", 0) for leaf in on_device), state, remembered)
 
 
@@ -177,11 +177,12 @@ def fits(traced: engine.Traced, share: float) -> bool:
 
 
 def memory_estimate(
-    traced: engine.Traced, devices: int, processes: Processes, remembered: int | None = None
+    traced: engine.Traced, devices: int, processes: Processes, remembered: int | None = None, rows: int = 0
 ) -> MemoryEstimate:
     """The estimate for the smallest device of all processes, if clients are divided among `devices`.
 
-    `remembered`: the bytes on the device of what clients remember; None: all of it.
+    `remembered`: the bytes on the device of what clients remember; None: all of it. `rows`: those of rows that come
+    from the host.
     """
     clients = traced.job.clients
     data, state, whole = _sizes(traced)
@@ -189,4 +190,4 @@ def memory_estimate(
     among = devices if clients.here is None else jax.local_device_count()
     limit = min(processes.gather(memory_of(jax.local_devices()[0])))
     kept, axes = state + -(-remembered // devices), traced.setting.clients.client_axes()
-    return MemoryEstimate(limit, -(-data // among), kept, [traced.start, traced.round], axes)
+    return MemoryEstimate(limit, rows + -(-data // among), kept, [traced.start, traced.round], axes)

@@ -32,6 +32,8 @@ class Simulation(device.Settings):
             memory, more arithmetic.
         memory: where what clients remember is kept. "device"; "host": the rows of the cohorts of several rounds travel
             to the device and back together; "auto": on the host if it does not fit an accelerator beside the data.
+        device_bytes: for clients with placement "host" or "pinned", the bytes of the device that their rows may take.
+            None: half of what is free. If the rows of a cohort do not fit, they are read block by block.
     """
 
     def open(self, job: Job) -> Any:
@@ -47,11 +49,11 @@ class Simulation(device.Settings):
         if job.asynchronous is not None:
             self._check_asynchronous(job)
             return asynchronous.Session(engine.traced(job, False, self.convolutions), self)
-        if job.clients.placement == "host":
+        if job.clients.placement != "device":
             if self.memory == "host":
                 raise ValueError(
-                    'Simulation: memory must be "device" for clients with placement="host"; got "host". Leave out one '
-                    "of the two."
+                    f'Simulation: memory must be "device" for clients with placement="{job.clients.placement}"; got '
+                    '"host". Leave out one of the two.'
                 )
             return staged.opened(job, self)
         if self.debug:
@@ -73,7 +75,7 @@ class Simulation(device.Settings):
             raise ValueError(f"Simulation: mesh must be left out of an asynchronous run; got {self.mesh!r}.")
         if self.memory == "host":
             raise ValueError('Simulation: memory must be "device" in an asynchronous run; got "host". Leave it out.')
-        if job.clients.placement == "host":
+        if job.clients.placement != "device":
             raise ValueError(
                 "clients must have their rows on the device in an asynchronous run; got rows on the host. Leave out "
                 "`asynchronous`, or the placement."

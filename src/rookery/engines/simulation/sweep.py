@@ -37,11 +37,11 @@ class Sweep:
         job = replace(job, computing=settings.computing)
         data: Any = job.clients
         block = settings.block
-        if data.placement == "host":
+        if data.placement != "device":
             if self._mesh is not None:
                 raise ValueError(
-                    'tune: mesh must be None for clients with placement="host"; every device of a mesh needs all rows. '
-                    "Leave mesh out."
+                    f'tune: mesh must be None for clients with placement="{data.placement}"; every device of a mesh '
+                    "needs all rows. Leave mesh out."
                 )
             traced, data, block = fetched.prepared(job, block, convolve=settings.convolutions)
         else:

@@ -3,7 +3,6 @@
 import itertools
 import threading
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,61 +19,23 @@ from rookery.data.rows import ClientRows
 from rookery.engines import engine
 from rookery.engines.engine import Job, Traced
 from rookery.engines.interpreter import AUTO_BLOCK, auto_block
+from rookery.engines.streaming.gathered import gathered
+from rookery.engines.streaming.rowless import Rowless, RowSpec, with_rows, without_rows
 from rookery.plan.calls import MapCall
 
 BYTES = 2**30  # of a block's rows, at most, unless a single client has more
 
 
-@dataclass(frozen=True)
-class RowSpec:
-    """The shape and type of one row of an array."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def rows(self, count: int) -> jax.ShapeDtypeStruct:
-        """The shape of an array of that many rows."""
-        return jax.ShapeDtypeStruct((count, *self.shape), self.dtype)
-
-
 @partial(jax.tree_util.register_dataclass, data_fields=["number", "rowless"], meta_fields=["specs", "capacities"])
 @dataclass(frozen=True)
-class Fetched:
+class Fetched(Rowless):
     """Stands for `Clients` in a program: the rows of `members` are read on the host while the program runs.
 
     Attributes:
         number: the number under which the host finds the rows, so that one program serves any clients of these shapes.
-        rowless: the clients without their rows.
-        specs: for each level the structure of its rows and a `RowSpec` for each array; None for a level without data.
-        capacities: for each level, the most rows that a block of clients has.
     """
 
     number: Array
-    rowless: Clients
-    specs: tuple[Any, ...]
-    capacities: tuple[int, ...]
-
-    @property
-    def n(self) -> int:
-        """The number of clients."""
-        return self.rowless.n
-
-    @property
-    def weights(self) -> Any:
-        """The clients' weights."""
-        return self.rowless.weights
-
-    def at_center(self) -> Clients:
-        """See `Clients.at_center`."""
-        return self.rowless.at_center()
-
-    def client_axes(self) -> list[int | None]:
-        """See `Clients.client_axes`."""
-        return self.shapes().client_axes()
-
-    def shapes(self) -> Clients:
-        """The shapes with which plans are traced."""
-        return with_rows(self.rowless, lambda k, j, spec: spec.rows(self.capacities[k]), self.specs)
 
     def members(self, ids: Any) -> Clients:
         """See `Clients.members`: each client's rows once, end to end."""
@@ -96,53 +57,25 @@ class Fetched:
         return self.rowless.with_data(levels, self.weights[ids][:, None])
 
 
-def with_rows(rowless: Clients, make: Callable[[int, int, RowSpec], Any], specs: tuple[Any, ...]) -> Clients:
-    """The clients with the rows make(level, array, spec), where both are given by number."""
-
-    def filled(k: int, data: ClientRows | None) -> ClientRows | None:
-        if data is None:
-            return None
-        structure, arrays = specs[k]
-        rows = structure.unflatten([make(k, j, spec) for j, spec in enumerate(arrays)])
-        return data.member(rows, data.offsets, data.sizes)
-
-    levels = [filled(k, data) for k, data in enumerate(rowless.levels().values())]
-    return rowless.with_data(levels, rowless.weights, rowless.center)
+def stand_in(clients: Clients, block: int) -> Rowless:
+    """The stand-in for clients with rows on the host, for blocks of this size."""
+    if clients.placement == "pinned":
+        return gathered(clients, block)
+    return Fetched(number=jnp.int32(_HOST_ROWS.number(clients)), **without_rows(clients, block))
 
 
-def fetched(clients: Clients, block: int) -> Fetched:
-    """The stand-in for these clients, for blocks of this size."""
-    levels = list(clients.levels().values())
-    without_rows = lambda data: data.member(None, data.offsets, data.sizes)
-    rowless = clients.map_levels(without_rows, clients.weights, clients.center)
-    capacities = tuple(0 if data is None else largest(data.sizes, block) for data in levels)
-    return Fetched(jnp.int32(_HOST_ROWS.number(clients)), rowless, tuple(map(_specs, levels)), capacities)
-
-
-def _specs(data: ClientRows | None) -> Any:
-    if data is None:
-        return None
-    leaves, structure = jax.tree.flatten(data.rows)
-    return structure, tuple(RowSpec(leaf.shape[1:], leaf.dtype) for leaf in leaves)
-
-
-def largest(sizes: Any, count: int) -> int:
-    """The most rows that `count` different clients have."""
-    return int(np.sort(np.asarray(sizes, np.int64))[-count:].sum())
-
-
-def prepared(job: Job, block: int | str, debug: bool = False, convolve: str = "auto") -> tuple[Traced, Fetched, int]:
-    """A job's plans for rows that are fetched, the stand-in for its clients, and the size of blocks."""
+def prepared(job: Job, block: int | str, debug: bool = False, convolve: str = "auto") -> tuple[Traced, Rowless, int]:
+    """A job's plans for rows that are read block by block, the stand-in for its clients, and the size of blocks."""
     placement.check_types([data.rows for data in job.clients.levels().values() if data is not None])
     most = AUTO_BLOCK if isinstance(block, str) else block
     size = 1 if debug else _block_that_fits(job.clients, min(most, job.clients.n))
-    data = fetched(job.clients, size)
+    data = stand_in(job.clients, size)
     traced = engine.traced(job, debug, convolve, data.shapes())
     if block == "auto" and not debug:
         plans = [plan for plan in (traced.start, traced.round, traced.measure) if plan is not None]
         fewer = min([size, *(auto_block([call]) for plan in plans for call in plan.body.of(MapCall))])
         if fewer < size:
-            size, data = fewer, fetched(job.clients, fewer)
+            size, data = fewer, stand_in(job.clients, fewer)
             traced = engine.traced(job, debug, convolve, data.shapes())
     return traced, data, size
 

@@ -1,7 +1,6 @@
 """The rows on the device: the arrays that hold them, the buffers they travel in, and how rows are packed into these."""
 
 import math
-import weakref
 from collections import deque
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,17 +13,16 @@ from jaxtyping import Array
 from rookery.base import placement
 from rookery.base.compat import Var
 from rookery.data.clients import Clients
-from rookery.data.rows import entries
 from rookery.engines import engine
 from rookery.engines.simulation import device
 from rookery.engines.streaming import fetched
-from rookery.engines.streaming.fetched import Fetched, Level
+from rookery.engines.streaming.fetched import Level
+from rookery.engines.streaming.rowless import Rowless, largest, with_rows
 from rookery.plan.calls import Body, LoopCall, MapCall
 from rookery.plan.trace import Plan
 
 PIECE = 2**25  # bytes of one transfer
 PARTS = 8  # a piece is as many eighths of PIECE as its rows need
-PINNED = 0  # bytes of rows that may be copied to pinned memory, from which a GPU reads them by itself
 
 
 class Used(NamedTuple):
@@ -57,12 +55,12 @@ class Stage:
         moved: the bytes transferred so far.
     """
 
-    def __init__(self, data: Fetched, levels: list[Used]) -> None:
+    def __init__(self, data: Rowless, levels: list[Used]) -> None:
         self.levels, self.moved, self._data = levels, 0, data
         capacities = {used.name: used.capacity for used in levels}
         names = list(data.rowless.levels())
         shape = lambda k, j, spec: spec.rows(capacities.get(names[k], data.capacities[k]))
-        self.shapes = fetched.with_rows(data.rowless, shape, data.specs)
+        self.shapes = with_rows(data.rowless, shape, data.specs)
         self._specs = [[data.specs[names.index(used.name)][1][j] for j in used.arrays] for used in levels]
         self._rows = [
             [jnp.zeros((used.capacity, *spec.shape), spec.dtype) for spec in specs]
@@ -81,11 +79,6 @@ class Stage:
         self._reuse = jax.default_backend() != "cpu"  # a CPU device may use a buffer in place
         # By the lengths of pieces: their buffers, each with an array that is ready once the buffer can be used again.
         self._sent: dict[Any, deque[tuple[dict[str, placement.Buffer], Any]]] = {}
-        self._pinned = _pinned(levels)
-        self._source = self._pinned and [[array.rows for array in arrays] for arrays in self._pinned]
-        self._rows, self._offsets = self.placed((self._rows, self._offsets))
-        self._last = [self._pinned, self._stored]
-        weakref.finalize(self, jax.block_until_ready, self._last)  # pinned memory outlives the programs that read it
 
     @property
     def clients(self) -> Clients:
@@ -98,22 +91,13 @@ class Stage:
             for used, rows in zip(self.levels, self._rows, strict=True)
             for j, a in zip(used.arrays, rows, strict=True)
         }
-        filled = fetched.with_rows(
-            rowless, lambda k, j, _: arrays.get((names[k], j), self._unread[k][j]), self._data.specs
-        )
+        filled = with_rows(rowless, lambda k, j, _: arrays.get((names[k], j), self._unread[k][j]), self._data.specs)
         levels = [
             data if data is None or name not in positions
             else data.member(data.rows, self._offsets[positions[name]], data.sizes)
             for name, data in filled.levels().items()
         ]  # fmt: skip
         return filled.with_data(levels, filled.weights, filled.center)
-
-    def placed(self, value: Any) -> Any:
-        """Return arrays for a program that also receives the stage's arrays, committed to the device if those are.
-
-        They are if rows are pinned. With arrays that are not committed, the program would be compiled again.
-        """
-        return value if self._pinned is None else jax.device_put(value, jax.local_devices()[0])
 
     def read(self, moves: list[tuple[int, ...]]) -> list[Piece]:
         """Read the rows of clients into pieces; see `pool.Prefetch.moves`."""
@@ -141,13 +125,12 @@ class Stage:
         numbers = {name: buffer.array for name, buffer in buffers.items()}
         for k, (used, run, total) in enumerate(zip(self.levels, runs, totals, strict=True)):
             first = np.maximum(run.firsts, 0)
-            for j, array in enumerate(used.arrays if self._source is None else ()):
+            for j, array in enumerate(used.arrays):
                 rows = layout[k, j].of(numbers)
                 used.level.arrays[array].read(run.on_host + first - run.firsts, run.ends - first, rows[:total])
             table = layout[k, "runs"].of(numbers)
-            on_host = np.zeros_like(run.clients) if self._source is None else run.on_host
-            table[:, : len(first)] = run.clients, on_host, run.on_device, run.firsts
-            table[:, len(first) :] = [[self._data.n], [0], [used.capacity], [total]]  # out of bounds: not written
+            table[:, : len(first)] = run.clients, run.on_device, run.firsts
+            table[:, len(first) :] = [[self._data.n], [used.capacity], [total]]  # out of bounds: not written
         return Piece(lengths, buffers)
 
     def store(self, pieces: list[Piece]) -> None:
@@ -159,12 +142,11 @@ class Stage:
         for piece in pieces:
             layout = self._layout(piece.lengths)
             store = engine.PROGRAMS.find(
-                ("store", piece.lengths, tuple(layout.items()), self._array_shapes, device.shapes(self._source)),
+                ("store", piece.lengths, tuple(layout.items()), self._array_shapes),
                 lambda: jax.jit(partial(_store, piece.lengths, layout), donate_argnums=(0, 1)),
             )
             numbers = {name: buffer.sent() for name, buffer in piece.numbers.items()}
-            self._rows, self._offsets, self._stored = store(self._rows, self._offsets, numbers, self._source)
-            self._last[1] = self._stored
+            self._rows, self._offsets, self._stored = store(self._rows, self._offsets, numbers)
             if self._reuse:
                 self._sent.setdefault(piece.lengths, deque()).append((piece.numbers, self._stored))
             self.moved += sum(rows * used.row_bytes for rows, used in zip(piece.lengths, self.levels, strict=True))
@@ -182,9 +164,9 @@ class Stage:
 
         layout: Layout = {}
         for k, (length, specs) in enumerate(zip(lengths, self._specs, strict=True)):
-            for j, spec in enumerate(specs if self._source is None else ()):
+            for j, spec in enumerate(specs):
                 layout[k, j] = part((length, *spec.shape), spec.dtype)
-            layout[k, "runs"] = part((4, min(length, self._data.n) + 1), np.int32)
+            layout[k, "runs"] = part((3, min(length, self._data.n) + 1), np.int32)
         self._layouts[lengths] = layout
         return layout
 
@@ -230,55 +212,46 @@ class Runs(NamedTuple):
         return Runs(clients, on_host, on_device, firsts - begin, np.minimum(ends, end) - begin)
 
 
-def _pinned(levels: list[Used]) -> list[list[placement.Pinned]] | None:
-    """Copies of the rows in pinned memory; None if they take too much of it, or the device cannot read it."""
-    if sum(len(used.level.arrays[j]) * used.level.arrays[j].row_bytes for used in levels for j in used.arrays) > PINNED:
-        return None
-    copies = [[placement.pinned(used.level.arrays[j]) for j in used.arrays] for used in levels]
-    whole = [[copy for copy in arrays if copy is not None] for arrays in copies]
-    return whole if list(map(len, whole)) == list(map(len, copies)) else None
-
-
-def _store(lengths: tuple[int, ...], layout: Layout, rows: Any, offsets: Any, numbers: Any, source: Any) -> Any:
-    """Write a piece's rows and the offsets of its clients. `source`: all rows, if the device reads them by itself."""
+def _store(lengths: tuple[int, ...], layout: Layout, rows: Any, offsets: Any, numbers: Any) -> Any:
+    """Write a piece's rows and the offsets of its clients."""
 
     def level(k: int) -> tuple[list[Array], Array]:
-        clients, on_host, on_device, firsts = layout[k, "runs"].of(numbers)
+        clients, on_device, firsts = layout[k, "runs"].of(numbers)
         position = jnp.arange(lengths[k], dtype=jnp.int32)
         begun = jnp.zeros_like(position).at[jnp.maximum(firsts, 0)].add(1, mode="drop")
         run = jnp.cumsum(begun) - 1
         where = position + (on_device - firsts)[run]
         put = lambda a, new: a.at[where].set(new, mode="drop", unique_indices=True)
-        if source is None:
-            written = [put(a, layout[k, j].of(numbers)) for j, a in enumerate(rows[k])]
-        else:
-            there = jnp.where(where < rows[k][0].shape[0], position + (on_host - firsts)[run], 0)
-            written = [put(a, entries(whole, there)) for a, whole in zip(rows[k], source[k], strict=True)]
+        written = [put(a, layout[k, j].of(numbers)) for j, a in enumerate(rows[k])]
         return written, offsets[k].at[clients].set(on_device, mode="drop")
 
     new_rows, new_offsets = zip(*map(level, range(len(rows))), strict=True)
     return list(new_rows), list(new_offsets), jnp.bool_(True)
 
 
-def stage_for(traced: engine.Traced, data: Fetched, most: int) -> Stage | None:
+def stage_for(traced: engine.Traced, data: Rowless, most: int) -> Stage | None:
     """A stage of at most `most` bytes for a job's rounds; None if no cohort fits, or a round draws another cohort."""
-    plan, job = traced.round, traced.job
-    if not uses_own_cohort(plan):
+    if not uses_own_cohort(traced.round):
         return None
-    levels = fetched.levels_of(job.clients)
-    marked = fetched.with_rows(data.rowless, lambda k, j, spec: ("row", k, j), data.specs)
+    used = used_levels(traced, data)
+    fitting = _capacities(used, traced.job.cohort, most)
+    if not fitting:
+        return None
+    return Stage(data, [level._replace(capacity=rows) for level, rows in zip(used, fitting, strict=True)])
+
+
+def used_levels(traced: engine.Traced, data: Rowless) -> list[Used]:
+    """The levels and arrays that a job's rounds read, with capacities of 0."""
+    levels = fetched.levels_of(traced.job.clients)
+    marked = with_rows(data.rowless, lambda k, j, spec: ("row", k, j), data.specs)
     leaves = jax.tree.leaves(marked, is_leaf=lambda a: isinstance(a, tuple) and a[:1] == ("row",))
-    read = {i for call in plan.body.of(MapCall) for i in call.data}
+    read = {i for call in traced.round.body.of(MapCall) for i in call.data}
     arrays = {leaves[i][1:] for i in read if isinstance(leaves[i], tuple)}
-    used = [
+    return [
         Used(name, levels[name], tuple(sorted(j for level, j in arrays if level == k)), 0)
         for k, name in enumerate(data.rowless.levels())
         if any(level == k for level, _ in arrays)
     ]
-    fitting = _capacities(used, job.cohort, most)
-    if not fitting:
-        return None
-    return Stage(data, [level._replace(capacity=rows) for level, rows in zip(used, fitting, strict=True)])
 
 
 def _capacities(used: list[Used], cohort: int, most: int) -> list[int]:
@@ -286,7 +259,7 @@ def _capacities(used: list[Used], cohort: int, most: int) -> list[int]:
 
     Each level gets the rows of any cohort and the same share of the rest. Room is left for a cohort in transit.
     """
-    least = [fetched.largest(level.level.sizes, cohort) for level in used]
+    least = [largest(level.level.sizes, cohort) for level in used]
     whole = [int(level.level.sizes.sum()) for level in used]
     size = lambda rows: sum(level.row_bytes * count for level, count in zip(used, rows, strict=True))
     limit = most - min(max(size(least), most // 8), most // 2)

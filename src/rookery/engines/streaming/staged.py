@@ -25,14 +25,13 @@ from rookery.engines import engine
 from rookery.engines.engine import Job
 from rookery.engines.simulation import device
 from rookery.engines.simulation.device import Program
-from rookery.engines.streaming import fetched
+from rookery.engines.streaming import fetched, pinned
 from rookery.engines.streaming.cohorts import Cohorts
 from rookery.engines.streaming.pool import Pool, Prefetch
 from rookery.engines.streaming.stage import Piece, Stage, stage_for
 from rookery.language.ledger import Amounts
 from rookery.plan.trace import Carry
 
-BYTES: int | None = None  # of device memory for rows; None: half of what is free, or 2**28 if that is unknown
 TOGETHER = 2**25  # bytes that rounds prefetched together may need, beyond the first of them
 _SHARE = 8  # rounds that replace more than this part of the stage are not prefetched together: others could not stay
 
@@ -43,21 +42,23 @@ def opened(job: Job, settings: device.Settings) -> Any:
     """Open a session for clients whose rows are on the host."""
     if settings.mesh is not None:
         raise ValueError(
-            'Simulation: mesh must be None for clients with placement="host", which are computed on one device; got '
-            f'mesh={settings.mesh!r}. Leave mesh out, or give placement="device".'
+            f'Simulation: mesh must be None for clients with placement="{job.clients.placement}", which are computed '
+            f'on one device; got mesh={settings.mesh!r}. Leave mesh out, or give placement="device".'
         )
     if settings.debug:
         from rookery.engines.simulation import debug
 
         traced, data, _ = fetched.prepared(job, settings.block, True, settings.convolutions)
         return debug.Session(traced, settings, data)
+    if job.clients.placement == "pinned":
+        return pinned.Session(job, settings, limit(settings))
     return Session(job, settings)
 
 
-def limit() -> int:
-    """The bytes of device memory for rows."""
-    if BYTES is not None:
-        return BYTES
+def limit(settings: device.Settings) -> int:
+    """The bytes of device memory for rows: half of what is free, or 2**28 if that is unknown, unless they are given."""
+    if settings.device_bytes is not None:
+        return settings.device_bytes
     stats = jax.local_devices()[0].memory_stats() or {}
     free = stats.get("bytes_limit", 2**29) - stats.get("bytes_in_use", 0)
     return max(0, free // 2)
@@ -79,7 +80,7 @@ class Session(device.Session):
         self._data: Any = data
         self._block = block
         self._settings = settings
-        self._stage = stage_for(traced, data, limit())
+        self._stage = stage_for(traced, data, limit(settings))
         if self._stage is not None:
             self._staged = engine.traced(job, convolve=settings.convolutions, shapes=self._stage.shapes)
             self._cohorts = Cohorts(self._staged.seed, job.clients.n, job.draw)
@@ -121,7 +122,7 @@ class Session(device.Session):
         program = self._rounds(stage.clients)
         done: list[Amounts] = []
         flights: deque[_Flight] = deque()
-        self._carry, go = stage.placed((self._carry, jnp.bool_(True)))
+        go: Any = jnp.bool_(True)
         t, end = self.rounds, self.rounds + rounds
         self._cohorts.noise = np.asarray(self._carry.noise) if job.draw.secret else ()
         try:
