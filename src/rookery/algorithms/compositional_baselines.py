@@ -30,7 +30,7 @@ class ParallelSGD:
     The method runs on compositional problems with an `extra` part h, such as a loss with a fairness penalty, and shows
     what the penalty changes. A round is x ← x − η mean ∇h_k(x; ξ). y stays at its start.
 
-    Departures from the paper: none; the paper has one line on it ("unconstrained").
+    Departures from the paper: none; the paper describes it in one line ("unconstrained").
 
     Exchanges per round: 1.
 

@@ -156,7 +156,7 @@ class QFedAvg:
     x ← x − Σ p_kΔ_k/Σ p_k h_k. q-FedSGD is one local step on all the data.
 
     Departures from the paper: a uniform cohort whose sums have the weights p_k, whereas the paper draws clients by p_k
-    and sums without weights; both have the same mean. As in the authors' code, the powers are those of F_k + 1e-10.
+    and sums without weights; the expectation is the same. As in the authors' code, the powers are those of F_k + 1e-10.
 
     Exchanges per round: 1, of Δ_k and h_k.
 
