@@ -1,4 +1,4 @@
-"""Values of many records side by side, without forming the outer products in them.
+"""Values of many records at once, without forming the outer products that they contain.
 
 A record's gradient in a dense layer is the outer product of the layer's input and the gradient of its output. Its norm
 follows from these two factors, and a weighted sum of many records' gradients is a single matrix product of them.
@@ -125,7 +125,7 @@ def _norms(value: Any) -> Array:
 
 
 def _scaled(a: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
-    """Return each record's entries divided by the largest of them, and that, so that no square overflows."""
+    """Return each record's entries divided by the largest one, and the largest one, so that no square overflows."""
     a = _wide(a)
     most = jnp.max(jnp.abs(a), axis=axes, initial=0)
     limit = float(jnp.finfo(a.dtype).max) / 8  # above it, 1/most is flushed to zero

@@ -169,7 +169,7 @@ class ReduceCall(ExchangeCall):
 
 
 class _Rows(NamedTuple):
-    """Stands for a variable, one that no step of a plan defines."""
+    """A stand-in for a variable that no step of a plan defines."""
 
     aval: ShapedArray
 

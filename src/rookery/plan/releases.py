@@ -35,7 +35,7 @@ class RecordEvent:
 
     Attributes:
         level: the data set, "lower" or "upper".
-        chance: of a record to be drawn.
+        chance: the probability that a record is drawn.
         times: how often such a minibatch is drawn in a round.
         size: how many records are expected, if the client has so many; None: all.
         center: whether they are the centre's.
@@ -93,7 +93,7 @@ class _Value:
 
     Attributes:
         depth: the number of loops around the step that makes it, anew in each of their turns.
-        carried: whether a loop carries it, so that a turn may have it from any turn before.
+        carried: whether a loop carries it, so that it may come from any earlier turn.
     """
 
     depth: int

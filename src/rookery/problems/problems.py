@@ -155,7 +155,7 @@ class Minimax(_Penalised):
 
 
 class Composed(_Penalised):
-    """A problem with inner functions, each a function of the value before: what the two classes of them share."""
+    """The part that two classes of problems share: inner functions, each of which takes the value of the one before."""
 
     inner: Any
     outer: Callable[..., Float[Array, ""]]
@@ -175,7 +175,7 @@ class Composed(_Penalised):
         return tuple(values)
 
     def forward(self, x: tree.Tree, evaluate: Callable[[int, tree.Tree], tree.Tree]) -> tree.Tree:
-        """Return the values, as y, where evaluate(n, z) is that of the n-th inner function, from 0, at z."""
+        """Return all values, as y; evaluate(n, z) gives the value of the n-th inner function, from 0, at z."""
         values: list[tree.Tree] = []
         for n in range(len(self.chain)):
             values.append(evaluate(n, values[-1] if values else x))
