@@ -16,12 +16,12 @@ _FEEDBACK = ("error", "difference", "aggregate", None)
 
 @dataclass(frozen=True)
 class Compression:
-    """A codec for each array of a message, and how what it leaves out is made up for.
+    """A codec for each array of a message, and the feedback that makes up for what the codec leaves out.
 
     Arguments:
         codec: how an array is packed.
         feedback: see `top_k`.
-        bound: the norm to which the server scales down what it unpacks, for noise after it; None: it does not.
+        bound: the norm to which the server scales down what it unpacks, if noise follows; None: it is not scaled.
     """
 
     codec: Any
@@ -47,7 +47,7 @@ class Compression:
 
     @property
     def in_words(self) -> str:
-        """What is done to a reply, for a site's owner."""
+        """A description, for a site's owner, of what is done to a reply."""
         added = {
             "error": " What is left out stays here and is added to the next reply.",
             "difference": " Only the difference to what the coordinator already knows of it is sent.",
@@ -59,8 +59,8 @@ class Compression:
         """Return the same compression, with what it unpacks scaled down to this norm; see `rk.chain`."""
         if self.feedback is not None:
             raise ValueError(
-                f"rk.chain: noise needs a bound on each message, and feedback={self.feedback!r} adds to a message what "
-                "is known of earlier ones. Use feedback=None before noise."
+                f"rk.chain: noise needs a bound on each message, and feedback={self.feedback!r} adds values from "
+                "earlier messages. Use feedback=None before noise."
             )
         if isinstance(self.codec, RandomK):
             raise ValueError(
@@ -143,7 +143,8 @@ class Compression:
         if self._feedback(exchange) == "difference" and not exchange.steady:
             raise ValueError(
                 f'{name}: feedback="difference" needs every client in every round, with weights that do not change; '
-                f'the exchange {exchange.name!r} may lack some or weighs them anew. Use feedback="error".'
+                f"in the exchange {exchange.name!r}, clients may be missing or weights may change. Use "
+                'feedback="error".'
             )
 
 
@@ -186,9 +187,9 @@ def top_k(share: float | None = None, *, k: int | None = None, feedback: str | N
 def random_k(share: float | None = None, *, k: int | None = None, feedback: str | None = None) -> Compression:
     """Send k entries of each array, drawn at random by each client, and a seed of 4 bytes that tells their places.
 
-    An array is divided into k stretches of equal length (up to 1), and one entry is drawn from each. Without feedback,
-    and with feedback="aggregate", entries are multiplied by the length of their stretch, so that the expected result is
-    the update itself.
+    An array is divided into k stretches whose lengths differ by at most 1, and one entry is drawn from each. Without
+    feedback, and with feedback="aggregate", entries are multiplied by the length of their stretch, so that the expected
+    result is the update itself.
 
     Arguments:
         share, k, feedback: see `top_k`.
@@ -199,10 +200,10 @@ def random_k(share: float | None = None, *, k: int | None = None, feedback: str 
 def quantize(bits: int = 8, *, feedback: str | None = None) -> Compression:
     """Round each entry to one of a few levels between −s and s, where s is the largest absolute value of its array.
 
-    There are 255 levels for 8 bits, 15 for 4 and the two ends for 1. Several levels share a byte. Without feedback, and
-    with feedback="aggregate", an entry is rounded up or down at random, so that the expected result is the update
-    itself. With the other kinds of feedback it is rounded to the nearest level; with 1 bit, its sign times the mean
-    absolute value is sent.
+    There are 255 levels for 8 bits, 15 for 4, and only the two ends for 1. With 4 bits or 1, a byte holds several
+    entries. Without feedback, and with feedback="aggregate", an entry is rounded up or down at random, so that the
+    expected result is the update itself. With the other kinds of feedback it is rounded to the nearest level; with 1
+    bit, its sign times the mean absolute value is sent.
 
     Arguments:
         bits: 8, 4 or 1.
