@@ -1,4 +1,4 @@
-"""Your own problem: clinics that have records with several columns, and tune a penalty for each column together."""
+"""Your own problem: clinics that together tune a penalty for each column of their records."""
 
 import jax.numpy as jnp
 import numpy as np
