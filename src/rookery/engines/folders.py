@@ -34,7 +34,7 @@ class ByClient(NamedTuple):
 class Folder:
     """A folder of saved rounds, each in its own folder, which is either complete or absent.
 
-    A round with changed rows alone is read together with earlier rounds, which are kept as long as it is.
+    A round with changed rows alone is read together with earlier rounds, which are kept as long as that round.
 
     If several processes run together, all see the folder: each writes its part of the arrays, and the lead process
     writes the rest.

@@ -18,10 +18,10 @@ class ChannelExchange(NamedTuple):
     Attributes:
         name: its name in the method, such as "x".
         kind: "mean", "sum", "gather" or, if a client holds the centre's data, "center".
-        shapes: of a client's update (its difference to `around`, if the method names one): a tree of
+        shapes: the shapes of a client's update (its difference from `around`, if the method names one): a tree of
             `jax.ShapeDtypeStruct`, with None instead of bookkeeping.
         share: in `decode`: the largest weight of a client in the result.
-        public: in `encode` and `decode`: what the channel's `public(state)`, if it has one, tells the clients.
+        public: in `encode` and `decode`: the value that the clients are sent, if the channel has `public(state)`.
         steady: whether every client replies in every round, with the same weight.
         state: in `reduce`: the server's state.
         key: in `reduce`: a key that is derived from the seed.
@@ -79,14 +79,15 @@ class Channel(Protocol):
 
     One channel of a chain may also have `reduce(exchange, rows, weights, present)`, e.g. a median instead of the mean.
     `rows` has a row for each client, the `weights` of a mean add up to 1, and absent clients have weight 0. It may then
-    have `reduce_bookkeeping(marks, rows, weights, present)`, too, for the bookkeeping; otherwise that is summed.
+    have `reduce_bookkeeping(marks, rows, weights, present)`, too; otherwise the bookkeeping is summed.
 
     One channel of a chain may have `unpack(exchange, message, state)`, which turns a compressed message back into an
-    update of the original shapes. It runs at the server, for each reply, before replies are added up. `state` is that
-    of the server's side; what `unpack` computes must depend on nothing else.
+    update of the original shapes. It runs at the server, for each reply, before replies are added up. `state` is the
+    state of the server's side; what `unpack` computes must depend on nothing else.
 
     Clients and server may share numbers that change, such as a random rotation for each round: `public(state)` returns
-    what the clients are sent of the server's state. They find it in `exchange.public`, and the ledger counts it.
+    the part of the server's state that the clients are sent. They find it in `exchange.public`, and the ledger counts
+    it.
 
     A channel after which noise may follow has an attribute `bound`: no message of a client has a larger norm, over all
     its numbers together. A channel with `unpack` has a method `held_to(bound)` instead, which returns a channel whose
@@ -99,7 +100,7 @@ class Channel(Protocol):
     def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """At the client: the message, and the client's new state.
 
-        `key` derives from the seed and is another one for each client, round and exchange.
+        `key` derives from the seed and differs for each client, round and exchange.
         """
 
     def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
@@ -165,7 +166,7 @@ class Chain:
         return None
 
     def public(self, state: Any) -> tuple[Any, ...]:
-        """What the members tell the clients; None for those that tell nothing."""
+        """The values that the members send to the clients, with None for members that send nothing."""
         of_one = lambda member, state: member.public(state) if hasattr(member, "public") else None
         return tuple(map(of_one, self.members, state))
 
@@ -265,7 +266,7 @@ def _is_secure(channel: Any) -> bool:
 
 
 def _with_packing(given: list[Any]) -> list[Any]:
-    """Check the members of a chain around one that compresses, which keeps to a bound if noise follows."""
+    """Check the members of a chain with one that compresses, and return them, its output bounded if noise follows."""
     if not any(map(compresses, given)):
         return given
     members = [single for member in given for single in _flat(member)]
@@ -299,7 +300,7 @@ def _with_packing(given: list[Any]) -> list[Any]:
 
 
 def down(channel: Any) -> Any:
-    """What packs the values that clients are sent: the `down` of a member, or None."""
+    """The object that packs the values sent to clients: the `down` of a member, or None."""
     return next((member.down for member in _flat(channel) if hasattr(member, "down")), None)
 
 

@@ -77,13 +77,14 @@ class _Comparison:
 
 
 def check_whole_batches(problem: Problem, names: frozenset[str]) -> None:
-    """Raise ValueError if a loss that is a statistic of its batch is evaluated sample by sample; `names` are."""
+    """Raise ValueError if one of the losses `names`, evaluated sample by sample, is a statistic of its batch."""
     split = sorted(names & {"f", "g", "r"})
     if problem.batch_statistic and split:
         raise ValueError(
             f"{user_name(problem, split[0])} must be evaluated on whole batches, because of batch_statistic=True; this "
-            "run would evaluate it sample by sample, as where clients differ in size, have fewer samples than a batch, "
-            "or are private for each record. Give a batch_size that every client can fill, or clients of one size."
+            "run would evaluate it sample by sample, as it does if clients differ in size, have fewer samples than a "
+            "batch, or are private for each record. Give a batch_size that every client can fill, or clients of one "
+            "size."
         )
 
 
@@ -91,8 +92,8 @@ def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: froze
     """Check on a few samples that losses are finite at the start, and means over their batch.
 
     A loss in `names` is evaluated sample by sample, which would change the problem if it is not a mean: that raises
-    ValueError. For any other loss it warns. The values and derivatives that methods use are computed on a batch, and
-    compared with the means of the same over its samples, at a point near the start.
+    ValueError. Any other loss that is not a mean causes a warning. The values and derivatives that methods use are
+    computed on a batch, near the start, and compared with their means over its samples.
     """
     check_whole_batches(problem, names)
     for name in sorted(names - problem.random):  # two evaluations of a random loss differ in any case

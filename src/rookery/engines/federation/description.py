@@ -120,8 +120,8 @@ def conditions(protocol: int | None = None) -> dict[str, Any]:
 def differences(theirs: Mapping[str, Any], we: str, they: str, protocols: Any = None) -> list[str]:
     """Return a line for each condition that keeps the other side from taking part, named as seen from `we`.
 
-    Versions of Rookery may differ, and of the protocol if there is a version that both understand. `protocols` is what
-    the other side says of that; None: it understands the version that its conditions have.
+    Versions of Rookery may differ, and of the protocol if there is a version that both understand. `protocols` are the
+    versions that the other side understands; None: the version in its conditions.
     """
     ours = conditions()
     protocols = [theirs.get("protocol")] * 2 if protocols is None else protocols

@@ -61,7 +61,7 @@ def is_head(said: Any) -> bool:
 
 
 class Certified(Protocol):
-    """What is needed of a transport to countersign heads."""
+    """The methods that a transport needs so that heads are countersigned."""
 
     kit: Any  # the coordinator's
 

@@ -104,9 +104,9 @@ class Links:
         patience: the seconds to wait for sites that the run can't go on without; None: for ever.
         opening: opening(site, number) -> the message that opens this run at a site; None: there is none.
         finite: whether a reply that is not finite counts as wrong where the run can go on without it.
-        tell: tell(text), called with what happens to sites.
-        watch: watch(links), called when something happened to a site, and after every exchange.
-        notary: keeps and countersigns the heads of sites' audit logs; None: nobody does.
+        tell: tell(text), called with a line about each event at a site.
+        watch: watch(links), called after each event at a site, and after every exchange.
+        notary: keeps and countersigns the heads of sites' audit logs; None: heads are ignored.
     """
 
     transport: Transport

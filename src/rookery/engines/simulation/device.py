@@ -94,7 +94,7 @@ class Session:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the program and its constants."""
+        """A digest of the program and its constants."""
         return self._traced.fingerprint
 
     @property
@@ -162,7 +162,7 @@ class Session:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn a device's out-of-memory error into one that says what takes how much, and what helps."""
+        """Turn a device's out-of-memory error into one that says what needs how much memory, and what helps."""
         try:
             yield
         except jax.errors.JaxRuntimeError as error:
@@ -286,7 +286,7 @@ class Program:
         return rows if len(ids) == n else jax.tree.map(lambda a, new: a.at[ids].set(new), value, rows)
 
     def here(self, ids: Any, entries: Any) -> Any:
-        """Of an entry for each member of the cohort, those of the members on this device."""
+        """Select, from an entry for each member of the cohort, those of the members on this device."""
         return entries
 
     def everywhere(self, flags: Any) -> Any:
@@ -312,7 +312,7 @@ def measure(program: Program, consts: Any, clients: Clients, hyper: Any, iterate
 
 
 def finite(carry: Carry, private: bool) -> Array:
-    """Whether it is finite, for each leaf of the state and, unless the run is private, of the clients' memory."""
+    """For each leaf of the state and, unless the run is private, of the clients' memory: whether it is finite."""
     parts = (carry.state,) if private else (carry.state, carry.memory)
     leaves = [leaf for part in parts for _, leaf in engine.real_leaves(part)]
     return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]) if leaves else jnp.ones(0, bool)

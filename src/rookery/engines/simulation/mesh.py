@@ -113,7 +113,7 @@ class Session(device.Session):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the program for one device: it does not depend on the number of devices."""
+        """A digest of the program for one device, which does not depend on the number of devices."""
         return self._on_one_device().fingerprint
 
     @property
