@@ -55,7 +55,7 @@ class Budget:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is promised, and how, as JSON values."""
+        """The promised privacy, the clip and the noise, as JSON values."""
         channel = self.channel
         named = {name: getattr(channel, name, None) for name in ("unit", "epsilon", "delta", "quantile")}
         named = {name: value for name, value in named.items() if value is not None}

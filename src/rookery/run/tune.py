@@ -95,7 +95,7 @@ class Tuning:
         return edges
 
     def moved(self) -> Search:
-        """Return what to search next: the same ranges, centred on the best value where that lies at an end."""
+        """Return what to search next: the same ranges, but centred on the best value if that value lies at an end."""
         search = dict(self.search)
         for name in self.edges:
             searched, middle = self.search[name], getattr(self.best, name)

@@ -54,7 +54,7 @@ class Target:
         return times
 
     def outcomes(self, columns: Mapping[Any, "pd.Series"]) -> tuple[Bool[np.ndarray, " n"], Any]:
-        """Return whether each row is positive, or its event was seen; and the value of the column that says so."""
+        """Return whether each row is positive, or its event was seen; and the value of the column that means this."""
         column = columns[self.label]
         classes = [whole(value) for value in sorted(column.unique(), key=lambda value: (str(type(value)), value))]
         if self.time is None:

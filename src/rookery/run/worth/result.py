@@ -159,7 +159,7 @@ class Worth:
 
 
 def _panel(name: str) -> str:
-    """Return a hospital's name as a panel has room for."""
+    """Return a hospital's name, shortened to fit a panel."""
     return _literal(name if len(name) <= _TITLE else name[: _TITLE - 1] + "…")
 
 
