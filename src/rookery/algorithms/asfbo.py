@@ -105,11 +105,12 @@ class ASFBO(_SingleLoop):
 
     Exchanges per round: 1, which carries q_x, q_y, q_z and τ_i.
 
-    Arguments: see the fields, each with the paper's symbol; the defaults are those of its experiments. `local_steps` is
-    an int, a range (low, high) drawn for each client and round, `Epochs(k)`, or an array with an entry for each
-    client. `direction` ("gradient", "momentum", "storm"), `aggregation` ("sum", "reweighted") and `server` ("fixed",
-    "adaptive") select a variant: `LAASFBO`, `SimFBO` and `ShroFBO` are three of the twelve combinations. With an
-    adaptive server and "sum", s follows the norm of Σ p̃_i q_i/ρ^t (24), so that both aggregations have the same scale.
+    Arguments: see the fields, each with the paper's symbol; the defaults are those of the paper's experiments.
+    `local_steps` is an int, a range (low, high) drawn for each client and round, `Epochs(k)`, or an array with an entry
+    for each client. `direction` ("gradient", "momentum", "storm"), `aggregation` ("sum", "reweighted") and `server`
+    ("fixed", "adaptive") select a variant: `LAASFBO`, `SimFBO` and `ShroFBO` are three of the twelve combinations. With
+    an adaptive server and "sum", s follows the norm of Σ p̃_i q_i/ρ^t (24), so that both aggregations have the same
+    scale.
 
     Example:
         >>> import rookery as rk

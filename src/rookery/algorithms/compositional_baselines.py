@@ -53,7 +53,7 @@ class ParallelSGD:
 
 @dataclass(frozen=True)
 class MBSGD:
-    """Minibatch SGD for compositions: the inner value is that of the minibatch.
+    """Minibatch SGD for compositions, with the inner value computed on the minibatch.
 
     MBSGD solves compositional problems, min over x of h(x) + f(g(x)) with g = mean g_k, whose f is known to all. A
     round is y = mean g_k(x; ζ_k), then x ← x − η mean(∇h_k(x; ξ_k) + ∇g_k(x; ζ_k)ᵀ∇f(y)) on the same ζ_k. The noise of

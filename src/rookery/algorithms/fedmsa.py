@@ -45,7 +45,7 @@ class FedMSA:
     local steps, if all clients take part in phase 1. With `anchor="all"`, the paper's form, all clients take part in
     phase 1, and only the round's cohort, which may be a single client, in phase 2. The directions are:
 
-    - bilevel: w = (x, y, u), and those of `FedBiO`, D_i = (∇_x f − ∇²_xy g u, ∇_y g, ∇²_y g u − ∇_y f);
+    - bilevel: w = (x, y, u), with the directions of `FedBiO`, D_i = (∇_x f − ∇²_xy g u, ∇_y g, ∇²_y g u − ∇_y f);
     - compositional: w = (x, y), and D_i = (∇r_i(x)ᵀ∇f(y), y − r_i(x));
     - multi-level: w = (x, z¹, …, zᴺ), with y for the z together, and D_i = (P_i, z¹ − r_1,i(x), …, zᴺ − r_N,i(zᴺ⁻¹)),
       where P_i = ∇r_1,i(x)ᵀ∇r_2,i(z¹)ᵀ … ∇r_N,i(zᴺ⁻¹)ᵀ∇f(zᴺ).

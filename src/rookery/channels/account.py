@@ -1,7 +1,7 @@
 """The privacy account of a run with noise: its ε, computed by Google's `dp-accounting` from what the plan releases.
 
-A release is a sum with Gaussian noise. Its noise multiplier is the standard deviation over the largest effect that one
-unit (a client, or a record) has on the sum when it is added or left out.
+A release is a sum with Gaussian noise. Its noise multiplier is the standard deviation divided by the largest effect
+that one unit (a client, or a record) has on the sum when it is added or left out.
 """
 
 import importlib

@@ -90,7 +90,7 @@ class _Attack:
         return self._replaced(message, lambda leaves: self.own(leaves, key), lies)
 
     def replace_all(self, messages: Any, ids: Array, liars: Array, present: Any, key: Array) -> Any:
-        """All messages, a row for each client of the cohort, those of liars replaced."""
+        """All messages, with a row for each client of the cohort, and the liars' rows replaced."""
         liars = liars if present is None else liars & present
         honest = ~liars if present is None else ~liars & present
         if self.knows_all:
@@ -223,7 +223,8 @@ class LabelFlip(_Attack):
 
     Arguments:
         flip: flip(rows) -> rows of the same shapes, e.g. `lambda rows: {**rows, "label": 9 - rows["label"]}`. It is
-            given all samples of a level, and its result is used for those of the attackers. Test data stay as they are.
+            given all samples of a level, but only the attackers' samples are replaced by its result. Test data stay as
+            they are.
     """
 
     flip: Any = None

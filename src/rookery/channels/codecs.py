@@ -1,4 +1,4 @@
-"""How one array is made smaller for a message, and what the server makes of it: sparse, quantised, of low rank."""
+"""Codecs that make one array smaller for a message, and restore it at the server: sparse, quantised, of low rank."""
 
 import math
 from dataclasses import dataclass

@@ -166,7 +166,8 @@ def top_k(share: float | None = None, *, k: int | None = None, feedback: str | N
     - `None`: what is left out is lost.
 
     All three cover means and sums, and "error" covers gathers, too. Other messages are compressed without feedback:
-    those of a client that holds the centre's data and, for what a client remembers, of a cohort drawn by `resample`.
+    those of a client that holds the centre's data and, where clients would have to remember something, those of a
+    cohort drawn by `resample`.
 
     Arguments:
         share: the share of each array's entries that is sent, rounded up; above 0 and below 1.
@@ -185,7 +186,7 @@ def top_k(share: float | None = None, *, k: int | None = None, feedback: str | N
 
 
 def random_k(share: float | None = None, *, k: int | None = None, feedback: str | None = None) -> Compression:
-    """Send k entries of each array, drawn at random by each client, and a seed of 4 bytes that tells their places.
+    """Send k entries of each array, drawn at random by each client, and a seed of 4 bytes that gives their places.
 
     An array is divided into k stretches whose lengths differ by at most 1, and one entry is drawn from each. Without
     feedback, and with feedback="aggregate", entries are multiplied by the length of their stretch, so that the expected

@@ -51,15 +51,15 @@ def private(
         epsilon: ε. None: there is no budget, and the history shows what the given `noise` costs.
         delta: δ, below 1/n for n clients, or for the n records of the largest client.
         clip: the largest norm of a client's update, or {name of an exchange: norm}. For records, the largest norm of
-            what one record contributes to an oracle, or {name of an oracle: norm}; that of a product (`g_yy`, `g_xy`,
-            `r_x`) is relative to the norm of the vector.
+            what one record contributes to an oracle, or {name of an oracle: norm}; the norm for a product (`g_yy`,
+            `g_xy`, `r_x`) is relative to the norm of the vector.
         rounds: the rounds that share the budget; None: those of `rk.solve`. After them the run ends.
         unit: "client" or "record".
-        noise: the noise multiplier, or {name of an exchange: multiplier}: the standard deviation over the largest
+        noise: the noise multiplier, or {name of an exchange: multiplier}: the standard deviation divided by the largest
             effect of one client. For records: one, or {"lower": multiplier, "upper": multiplier}. None: the smallest
             that keeps to ε, divided among the exchanges so that their noise together is smallest.
-        quantile: let each bound follow this quantile of the updates' norms (Andrew et al., 2021), from `clip` on. A
-            twentieth of the privacy of each exchange pays for it. Clients only. None: fixed bounds.
+        quantile: let each bound follow this quantile of the updates' norms (Andrew et al., 2021), starting from `clip`.
+            A twentieth of the privacy of each exchange pays for it. Clients only. None: fixed bounds.
         then: a channel for the messages, whose values are private already, such as
             `rk.chain(rk.clip(10.0), rk.secure_sum())`. Records only.
 

@@ -174,7 +174,7 @@ def secure_sum(bits: int = 32, unit: float | None = None, threshold: int | None 
     2017), and the coordinator receives numbers that look random. A simulation rounds in the same way, without masks. It
     must be the last member of a chain, after `rk.clip`, whose bound fixes the integers.
 
-    If sites drop out in the middle of an exchange, the sum is that of the others. With fewer replies than the
+    If sites drop out in the middle of an exchange, the sum is over the remaining ones. With fewer replies than the
     threshold, nothing is revealed and the round fails. The following are refused before the run: methods that gather
     single replies, a centre held by a client, bookkeeping without a bound, channels that reduce single replies, fewer
     than three clients, cohorts drawn with replacement, and integers that could overflow.

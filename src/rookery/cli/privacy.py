@@ -111,7 +111,7 @@ class Privacy(NamedTuple):
         return rk.Poisson(size)
 
     def describe(self, rounds: int) -> dict[str, Any] | None:
-        """Return what run.json says of a private run before it starts; None if it is not private."""
+        """Return the entry of run.json for a private run before it starts; None if it is not private."""
         if self.epsilon is None:
             return None
         asked = self.channel

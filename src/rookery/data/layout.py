@@ -51,7 +51,7 @@ class Layout:
 
     @property
     def center(self) -> ClientRows | None:
-        """The centre's data, as those of one client, if there are any."""
+        """The centre's data, in the form of one client's data; None if there are none."""
         return self._center
 
     @property
@@ -135,7 +135,7 @@ class Layout:
         return self.map_levels(local, jnp.ones(1))
 
     def at_site(self, local: "Layout") -> Self:
-        """Return the data of a site, `local`, as those of one of these clients: see `site`."""
+        """Return a site's data, `local`, in the form of the data of one of these clients: see `site`."""
 
         def of(described: ClientRows | None, data: ClientRows | None) -> ClientRows | None:
             if described is None or data is None:

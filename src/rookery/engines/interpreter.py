@@ -356,7 +356,7 @@ def auto_block(maps: list[calls.MapCall], fit: int | None = None) -> int:
 
 
 def _large_products(jaxpr: Jaxpr) -> bool:
-    """Return whether it multiplies a matrix so large that those of several clients do not fit into a cache."""
+    """Return whether it multiplies a matrix so large that several clients' matrices do not fit into a cache."""
     large = lambda eqn: any(ledger.nbytes([v.aval]) > _CACHE for v in (*eqn.invars, *eqn.outvars))
     return any(
         (eqn.primitive is jax.lax.dot_general_p and large(eqn)) or any(map(_large_products, jaxprs.within(eqn.params)))

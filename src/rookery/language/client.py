@@ -99,7 +99,7 @@ class Client(Oracles):
         return jnp.arange(view.widest) < view.size
 
     def _all(self, level: str) -> Data:
-        """All data of a level. `loop` calls this before its body, so that the data are taken outside the body."""
+        """All data of a level. `loop` calls this first, so that the data are taken outside its body."""
         if level not in self._wholes:
             self._wholes[level] = self._views[level].all()
         return self._wholes[level]

@@ -163,7 +163,7 @@ class Composed(_Penalised):
 
     @property
     def chain(self) -> tuple[Callable[..., tree.Tree], ...]:
-        """The inner functions, that of x first."""
+        """The inner functions, beginning with the function of x."""
         return tuple(self.inner)
 
     def tracked(self, y: tree.Tree) -> tuple[tree.Tree, ...]:
@@ -271,7 +271,7 @@ class MultiLevel(Composed):
     is smallest at another y, because the spread of the r_n,i depends on y[n − 1].
 
     Arguments:
-        inner: a tuple of functions, r_1(x, batch) and then r_n(value, batch), where value is that of the function
+        inner: a tuple of functions, r_1(x, batch) and then r_n(value, batch), where value is the value of the function
             before. Each returns an array or pytree, the mean over the batch. All take batches of the lower data.
         outer: f(value), known to all clients. If it takes data, make it the last of the inner functions, and let outer
             return its value.

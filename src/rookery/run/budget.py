@@ -9,7 +9,7 @@ from rookery.engines.engine import Session
 
 @dataclass
 class Budget:
-    """What a private run may reveal, and what it reveals.
+    """What a private run may reveal, and what it has revealed so far.
 
     Attributes:
         channel: the run's channel, calibrated.

@@ -80,8 +80,8 @@ def regions(data_dir: str | Path | None) -> tuple[dict[str, Parts], Parts]:
 def _cox(x: Any, rows: Any) -> Float[Array, ""]:
     """Return Cox's loss of a batch, divided by all its rows, or weighted by the rows' shares.
 
-    The loss is that of the features themselves. With the first row's subtracted, a feature that is constant in the
-    batch has the gradient 0 and not a rounding error, from which Adam would make full steps.
+    Subtracting the first row's features does not change the loss. A feature that is constant in the batch then has the
+    gradient 0 and not a rounding error, from which Adam would make full steps.
     """
     shifted = rows | {"features": rows["features"] - rows["features"][:1]}
     losses = cox_losses(binary_scores(x, shifted), rows["event"], rows["time"])

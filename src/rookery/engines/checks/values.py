@@ -56,7 +56,7 @@ class _Traced:
 
 
 class _Comparison:
-    """A function that computes something in two ways, traced once: by program and data, passed before or not."""
+    """A function that computes something in two ways, traced once. `passed`: whether these data have passed before."""
 
     def __init__(self, both_ways: Callable[..., Any], *args: Any) -> None:
         self._traced = _Traced(both_ways, *args)
@@ -205,7 +205,7 @@ def _check_finite(
 
 
 def _pairs(together: Any, alone: Any) -> list[tuple[int, Any, Any]]:
-    """Return the leaves of two trees in pairs, with the places that they have in the outermost tuple, if it is one."""
+    """Return the leaves of two trees in pairs, with their positions in the outermost tuple, if there is one."""
     leaves = zip(jax.tree_util.tree_leaves_with_path(together), jax.tree.leaves(alone), strict=True)
     return [(getattr(path[0], "idx", 0) if path else 0, a, b) for (path, a), b in leaves]
 

@@ -55,7 +55,7 @@ class _Pending:
 
 @dataclass(eq=False)
 class Record:
-    """What is known of a site.
+    """The coordinator's record of a site.
 
     Attributes:
         state: "gone", "late" (still busy with an earlier request), "refused" or "connected".

@@ -89,7 +89,7 @@ class Store:
         path: the file.
         data: a digest of the data that the site has now. It stays with the site.
         plan: the fingerprint of the run's plan; ValueError if the file belongs to another plan.
-        run: a digest that identifies the run. The file keeps that of the run that made it.
+        run: a digest that identifies the run. The file keeps the digest of the run that made it.
     """
 
     def __init__(self, path: str | Path, data: str = "", plan: str = "", run: str = "") -> None:

@@ -70,7 +70,7 @@ class Target:
 
 
 def target(label: Any, positive: Any, time: Any, event: Any) -> Target:
-    """Return what is predicted; raise ValueError if a label and times are given, or half of what is needed."""
+    """Return what is predicted; raise ValueError if a label and times are given, or only one of time and event."""
     label, time, event = map(plain, (label, time, event))
     if time is None and event is None:
         return Target(label, positive)

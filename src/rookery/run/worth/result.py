@@ -35,7 +35,7 @@ class Worth:
         splits: a DataFrame with the metrics of every split.
         weights: a DataFrame with the mean learnt weights: a row for each hospital, a column for each it learns from.
         metric: the metric that gains refer to.
-        notes: what was left out or filled, and how the numbers came about.
+        notes: what was left out or filled, and how the numbers were computed.
         settings: the arguments, the label and its positive value or the columns of times and events, and each
             hospital's rows, and events.
     """
