@@ -101,7 +101,7 @@ class Session(Protocol):
         """Compute the state before the first round, and return its cost."""
 
     def advance(self, rounds: int) -> list[Amounts]:
-        """Compute that many rounds, or fewer if the run has to stop, and return the cost of each."""
+        """Compute this many rounds, or fewer if the run has to stop, and return the cost of each."""
 
     def measure(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Evaluate the job's `measure`: a number for each client by name, and which clients replied.

@@ -218,7 +218,7 @@ class Interpreter(Visitor[Any]):
         return list(group.values())
 
     def _read_later(self, mapped: Mapped, group: list[Mapped]) -> list[bool]:
-        """Whether a later step, or a function outside this group, reads it, for each value of a function."""
+        """For each value of a function: whether a later step, or a function outside this group, reads it."""
         waiting = [d for d in self._deferred if not d.rows and d not in group]
         pending = [v for d in waiting for v in d.local if isinstance(v, MappedValue) and v.mapped is mapped]
         read = {v.output for v in pending}

@@ -412,8 +412,8 @@ class Exchanging:
         if times is None:
             if faults.correct:
                 raise ValueError(
-                    "faults: correct needs to know before the run how long clients take, and how much they compute for "
-                    f"the exchange {record.name!r} is drawn. Leave correct out, or give fixed numbers of steps."
+                    "faults: correct needs to know before the run how long clients take, but how much they compute for "
+                    f"the exchange {record.name!r} is drawn later. Leave correct out, or give fixed numbers of steps."
                 )
             return None
         names, asked = self._clients.names, self.cohort_size

@@ -40,7 +40,7 @@ def heard(
 
 
 def chances(times: np.ndarray, cohort: int, deadline: float | None, first: int | None, dropout: float) -> np.ndarray:
-    """Return each client's chance to be in time when it is asked and its reply is not lost.
+    """Return each client's chance to be in time, provided that it is asked and its reply is not lost.
 
     The chances are exact, and means over the first axis of `times`. A client is among the first if fewer than `first`
     others of its cohort, which is drawn uniformly, are faster and reply.

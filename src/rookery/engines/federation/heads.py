@@ -157,7 +157,7 @@ class Compared(NamedTuple):
 
     Attributes:
         heads: how many heads of this site there are.
-        lines: the most lines that one of them has.
+        lines: the largest number of lines in one of these heads.
         wrong: what is wrong with the log, in one line; "" if it has all lines as they were.
         signed: whether the signatures were checked.
     """

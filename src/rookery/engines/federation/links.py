@@ -59,7 +59,7 @@ class Record:
 
     Attributes:
         state: "gone", "late" (still busy with an earlier request), "refused" or "connected".
-        since: when that began, in seconds since 1970.
+        since: when this state began, in seconds since 1970.
         why: why it is not connected.
         replies, missing: how many exchanges it replied to, and how many went on without it.
         sent, received: bytes of messages.

@@ -35,7 +35,7 @@ def worth(
     """Compare what each hospital gets alone with what it gets from a federation, on repeated splits of a table.
 
     All models are logistic regressions or, with times, Cox regressions. In every split, a third of a hospital's rows
-    are for tests. 30 % of its training rows serve to choose penalties and other settings; the chosen model is then
+    are for tests. Of its training rows, 30 % serve to choose penalties and other settings; the chosen model is then
     trained on all training rows. Missing values are filled with medians, and columns standardised, by the hospital's
     own training rows.
 

@@ -62,7 +62,7 @@ def join(
     settings: Any = {"target": address, "options": [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]}
 
     def heard(trust: Trust, message: bytes) -> bool:
-        """Return whether this was a note; ValueError if the coordinator is not to be answered."""
+        """Return whether this was a note; ValueError if the coordinator must not be answered."""
         said = noted(message)
         if said is None:
             trust.check()
