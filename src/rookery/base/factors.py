@@ -31,7 +31,7 @@ class _Term(NamedTuple):
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A value that is a sum of matrix products with axes in one order; without terms, a value as it is."""
+    """A value: the sum of matrix products (`terms`) with axes in one order or, without terms, any other value."""
 
     shape: tuple[int, ...]
     terms: tuple[_Term, ...] = ()
@@ -81,7 +81,7 @@ class Values:
         return functools.reduce(_hypotenuse, (_norms(value) / unit for value, unit in zip(values, units, strict=True)))
 
     def sums(self, values: Sequence[Any], units: Sequence[Array], weights: Float[Array, " n"]) -> Any:
-        """Return Σ weights_i · value_i, with each leaf in its unit; records of weight zero are not looked at."""
+        """Return Σ weights_i · value_i, with each leaf in its unit; records of weight zero are ignored."""
         counts = weights != 0
         masked = lambda a: jnp.where(_per_record(counts, a), _wide(a), 0)
         total = []

@@ -18,7 +18,7 @@ _FEWEST = 3  # clients: with two, each could subtract its own reply from the sum
 
 
 class FixedPoint(NamedTuple):
-    """The integers of one array.
+    """How one array is written as integers.
 
     Attributes:
         bound: the largest absolute value.

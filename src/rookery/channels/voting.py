@@ -157,7 +157,7 @@ def middle(votes: Votes) -> list[Array]:
 
 
 def _between(votes: Votes, cut: Any) -> list[Array]:
-    """The means of the sorted entries from place `cut` on, without as many at the end."""
+    """The mean of each coordinate's sorted entries, without the first `cut` and the last `cut` of them."""
 
     def one(a: Array) -> Array:
         ranked = jnp.sort(jnp.where(_beside(votes.counted, a), a, jnp.inf), axis=0)

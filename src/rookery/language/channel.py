@@ -231,7 +231,7 @@ def chain(*members: Channel) -> Channel:
 
 
 def _check_bound(member: Any, before: list[Any]) -> None:
-    """Raise ValueError if a channel before this one has a bound, which the next one may not keep."""
+    """Raise ValueError if an earlier channel has a bound that a channel between it and this one may not keep."""
     last = next(
         (i for i, other in reversed(list(enumerate(before))) if getattr(other, "bound", None) is not None), None
     )

@@ -41,7 +41,7 @@ class Drawn:
         number: the number of the draw, in this function.
         chance: the probability that a record is drawn, at the client with the fewest records.
         depth: the number of loops around the draw.
-        size: how many records are expected, if the client has so many; None: all.
+        size: the expected number of records, if the client has as many; None: all.
         key: for a random loss.
     """
 

@@ -166,7 +166,7 @@ def _grid(ranges: dict[str, Range], algorithm: Algorithm, most: int, times: int)
 
 
 def _value(low: float, high: float, share: float, default: Any) -> float:
-    """Return the value at this share of the logarithmic range, in three digits; the algorithm's value as it is."""
+    """Return the value at this share of the logarithmic range, in three digits unless it is the algorithm's value."""
     value = low * (high / low) ** share
     if isinstance(default, int | float) and math.isclose(value, default, rel_tol=1e-9):
         return float(default)

@@ -130,7 +130,7 @@ def few_shot(
     `Bilevel(lower_scope="client")`.
 
     Arguments:
-        clients: how many (None: 20 for digits, 50 for MNIST, 100 for Omniglot).
+        clients: the number of clients (None: 20 for digits, 50 for MNIST, 100 for Omniglot).
         ways, shots, queries: classes in an episode, and support and query images of each class.
         episodes: episodes per client (None: 2 for digits, 4 for the others).
         penalty: the lower level's penalty, penalty/2·‖head‖², which makes it strongly convex.

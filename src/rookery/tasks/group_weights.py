@@ -153,8 +153,8 @@ def group_weights(
     may hold one group or any mixture. There is no direct gradient: the upper loss does not depend on x.
 
     Arguments:
-        clients: how many (None: 10 for synthetic data, 20 for Adult); each keeps a quarter of its samples for
-            validation.
+        clients: the number of clients (None: 10 for synthetic data, 20 for Adult); each keeps a quarter of its samples
+            for validation.
         partition: "iid"; or by group, not by label: "shards" (most clients hold two groups at most) or "dirichlet".
         groups: for Adult: "sex-income" (None), the four groups of sex and income: equal opportunity, where the worst
             served are women with a high income; "sex"; "race", white or not; "sex-race"; or "doctorate" (Mohri et al.

@@ -108,7 +108,7 @@ def quadratic(
     """Solve bilevel quadratics with curvature between 1 and 5 at both levels.
 
     Arguments:
-        clients: how many.
+        clients: the number of clients.
         upper_dim, lower_dim: dimensions of x and y.
         samples: samples per client and level.
         sizes: the number of samples of each client, instead of `samples`.

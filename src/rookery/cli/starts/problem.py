@@ -15,7 +15,7 @@ def start(clients: int = 6, columns: int = 8, noise: float = 0.5, seed: int = 0)
     """Learn which columns to trust: penalties at the upper level, a linear model at the lower.
 
     Arguments:
-        clients: how many.
+        clients: the number of clients.
         columns: columns of a record; the second half is irrelevant to the target.
         noise: noise in the target.
         seed: seed of the data.

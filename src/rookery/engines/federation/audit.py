@@ -214,7 +214,7 @@ class Audit:
         return self._lines, self._last
 
     def keep_receipt(self, receipt: str) -> None:
-        """Write the coordinator's receipt for a head beside the log, or a certificate; OSError if that can't be."""
+        """Write a receipt of the coordinator's, or a certificate, beside the log; OSError if it can't be written."""
         assert self.path is not None
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         with os.fdopen(os.open(self.path.with_suffix(RECEIPTS), flags, 0o600), "w", encoding="utf-8") as file:

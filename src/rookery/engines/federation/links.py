@@ -44,7 +44,7 @@ class Request(NamedTuple):
 
 @dataclass(eq=False)
 class _Pending:
-    """A request whose reply is to come."""
+    """A request that has not been answered yet."""
 
     request: Request
     awaited: int  # the number of the message whose reply is to come

@@ -293,7 +293,7 @@ class PolicyGuard:
 
     Arguments:
         policy: the site's policy.
-        audit: its log. A policy with limits or a privacy budget needs one, where they are counted.
+        audit: the site's log. A policy with limits or a privacy budget needs it, because they are counted there.
     """
 
     def __init__(self, policy: Policy, audit: Audit | None = None) -> None:

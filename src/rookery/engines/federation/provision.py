@@ -227,7 +227,7 @@ def _certificate_files(out: Path, name: str) -> tuple[Path, Path, Path]:
 
 
 def _record(out: Path, name: str, cert: bytes, old: bytes = b"") -> None:
-    """Keep a participant's new certificate at the CA, before all earlier ones, so that they can be revoked."""
+    """Keep a participant's new certificate at the CA together with all earlier ones, so that all can be revoked."""
     path = _certificate_files(out, name)[0]
     _publish(cert + (read_part(path) if path.exists() else old), path)
 

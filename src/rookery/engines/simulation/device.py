@@ -259,7 +259,7 @@ class Program:
         return self.interpreted(self.interpreter(clients), consts, given)
 
     def interpreted(self, interpreter: Interpreter, consts: list[Any], given: Given) -> tuple[Any, dict[str, Any]]:
-        """The same, by this interpreter."""
+        """The plan's outputs and the round's report, computed by this interpreter."""
         out = interpreter.run(self.body, [*consts, *jax.tree.leaves(given)])
         made = jax.tree.unflatten(self.made, out)
         zero = jnp.int32(0)
@@ -415,5 +415,5 @@ def repeated(one: Callable[[Any, Any], Any], limit: int, together: int, carry: A
 
 
 def together() -> int:
-    """The rounds that draw in one step: one on a CPU, where launching a kernel costs little."""
+    """The number of rounds whose draws are one step: one on a CPU, where launching a kernel costs little."""
     return 1 if jax.default_backend() == "cpu" else DRAWN_TOGETHER
