@@ -89,7 +89,7 @@ class BRFedBiM(BRFedBi):
     """BR-FedBiM: BR-FedBi with momentum at the clients, which averages out the minibatch noise that can hide lies.
 
     BR-FedBiM solves bilevel problems whose lower level is shared by all clients. A client keeps m_i ← (1 − θ) m_i +
-    θ D_i for each of the directions D_i of `BRFedBi`, from m_i = D_i in its first round on, and sends m_i.
+    θ D_i for each of the directions D_i of `BRFedBi`, starting from m_i = D_i in its first round, and sends m_i.
 
     Departures from the paper:
         unverified, as in `BRFedBi`; our summary leaves the order of momentum and step open: here the momentum is

@@ -364,7 +364,7 @@ def _alpha(h: FedBiOAcc | FedBiOAccLocal, t: Any) -> Any:
 
 
 def _anew(c: Client, when: Bool[Array, ""], begin: Callable[[], tree.Tree], otherwise: tree.Tree) -> tree.Tree:
-    """Return `begin()` if `when`, else `otherwise`. A loop of 0 or 1 turns, so that skipped work costs nothing."""
+    """Return `begin()` if `when`, else `otherwise`. It is a loop of 0 or 1 turns: skipped work costs nothing."""
     return c.loop(when.astype(jnp.int32), lambda *_: begin(), otherwise, most=1)
 
 

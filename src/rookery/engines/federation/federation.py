@@ -166,7 +166,7 @@ _PARTS = ("names", "rejoins", "send", "receive", "dismiss", "close")  # of a `Tr
 
 
 def _check_transport(transport: Any) -> None:
-    """Raise TypeError if a transport lacks something. A function of the sites is one within this process."""
+    """Raise TypeError if a transport lacks a method. A function is accepted, too: it is for sites in this process."""
     if isinstance(transport, type) and hasattr(transport, "receive"):
         name = transport.__name__
         raise TypeError(f"Federation: transport must be an object; got the class {name}. Give {name}(...).")

@@ -175,7 +175,7 @@ def compare(log: Path, path: Path, ca: bytes | None = None, site: str | None = N
         log: the log.
         path: the file with the heads.
         ca: the CA's certificate (PEM), to check signatures; None: they are not checked.
-        site: whose log it is; None: there are heads of one site only.
+        site: the site whose log it is; None if there are heads of one site only.
     """
     entries, certificates = _read(path)
     names = sorted({head.site for head, _ in entries})

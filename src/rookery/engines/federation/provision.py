@@ -102,7 +102,8 @@ def revoke(out: Path, name: str) -> list[Path]:
 def renew(out: Path, names: Sequence[str] = (), days: int | None = None) -> list[Path]:
     """Renew certificates for the same private keys, and return the files to copy to the coordinator's kit.
 
-    The coordinator sends a site's new certificate to it, over the connection. The one before remains valid to its end.
+    The coordinator sends each site its new certificate over the connection. The previous one remains valid until its
+    end.
 
     Arguments:
         out: the folder with all kits.
