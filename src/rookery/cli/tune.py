@@ -170,7 +170,7 @@ def _search(over: list[str] | None, method: Any, settings: list[str]) -> dict[st
         names = [name for name in step_sizes(method) if name not in given]
         if not names and step_sizes(method):
             raise ValueError(
-                f"--set gives every step size of {type(method).__name__}. Name those to search with --over."
+                f"--set gives every step size of {type(method).__name__}. Name the step sizes to search with --over."
             )
         return dict.fromkeys(names) or None
     ranges: dict[str, Any] = {}

@@ -155,7 +155,7 @@ class Checkpoint:
         if header["round"] > rounds:
             raise ValueError(
                 f"rounds must be at least {header['round']}, the rounds saved in {where}; got {rounds}. "
-                "Or choose another folder."
+                "Give more rounds, or another folder."
             )
 
     def _last_common(self, saved: list[int], of_keepers: dict[str, list[int]]) -> int:

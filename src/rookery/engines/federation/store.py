@@ -108,7 +108,7 @@ class Store:
     def check(self) -> None:
         """Raise ValueError if the file was made with other data than the site has now."""
         if self.path.exists() and self._read()[0].get("data", "") != self.data:
-            raise ValueError("its data are not those with which it began this run. Put them back, or begin a new run.")
+            raise ValueError("its data have changed since it began this run. Restore them, or begin a new run.")
 
     def delete(self) -> None:
         """Delete the file; ValueError if another run made it."""

@@ -76,10 +76,10 @@ def target(label: Any, positive: Any, time: Any, event: Any) -> Target:
         return Target(label, positive)
     if label is not None:
         raise ValueError(
-            f"label must be left out where time and event are given; got {label!r}. Give one or the other."
+            f"label must be left out if time and event are given; got {label!r}. Give either label, or the two."
         )
     if positive is not None:
-        raise ValueError(f"positive must be left out where event is given, which is 0 or 1; got {positive!r}.")
+        raise ValueError(f"positive must be left out if event is given, which is 0 or 1; got {positive!r}.")
     for missing, name in (("time", time), ("event", event)):
         if name is None:
             raise ValueError(
