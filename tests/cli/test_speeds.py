@@ -95,7 +95,7 @@ def test_a_search_by_the_clock_writes_a_run_that_can_be_repeated(tmp_path: Path)
     assert data["until"] == 48
     assert data["rounds"] == data["candidates"][0]["rounds"]
     assert f"--rounds {data['rounds']} --clock compute=10,latency=1 --set local_steps=" in data["run"]
-    assert "Give more --rounds" not in tuned.stderr
+    assert "Increase --rounds" not in tuned.stderr
     best = (tmp_path / "t" / "best.toml").read_text()
     assert 'clock = "compute=10,latency=1"' in best
     assert f"rounds = {data['rounds']}" in best

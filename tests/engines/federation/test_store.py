@@ -24,7 +24,7 @@ def test_other_data_than_those_it_began_with_are_refused(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="its data have changed since it began this run"):
         Store(path, "other").check()
     Store(path, "other").begin()  # does not replace what is there
-    with pytest.raises(ValueError, match="its data are not those"):
+    with pytest.raises(ValueError, match="its data have changed"):
         Store(path, "other").check()
 
 
