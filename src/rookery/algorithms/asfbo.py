@@ -88,7 +88,7 @@ class ASFBO(_SingleLoop):
     simultaneously (19). It steps along momenta u, v, w, which start at the first directions (16) and then follow (20),
     and sends their sums q_i (22). The server forms h = Σ p̃_i q_i/τ_i with p̃_i = (n/P) p_i (26), updates
     s ← ϱs + (1 − ϱ)‖h‖ for each variable (27), and steps by ρ^t·clip(γ/(s + ρ), bounds)·h (28)–(29), where ρ^t = Σ p̃_i
-    τ_i (25). It keeps z in a ball (30).
+    τ_i (25). The server keeps z in a ball (30).
 
     The momenta restart in every round, so that the round's first minibatch has the weight (1 − (1 − β)^τ)/β in q (Lemma
     1). u is less noisy than one minibatch's gradient, but q is noisier than a sum of plain gradients.

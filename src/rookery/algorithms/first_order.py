@@ -122,7 +122,8 @@ class F2SA2(_FirstOrder):
     """F2SA-2: F2SA with a central difference, whose bias falls with the square of 1/λ.
 
     F2SA2 solves bilevel problems. With ν = 1/λ and ℓ_ν(x) = min_y [g + νf], the hypergradient is the derivative of
-    ∇ℓ_ν at ν = 0. `F2SA` is its forward difference. This is the central one, at the price of one more gradient of f:
+    ∇ℓ_ν at ν = 0. `F2SA` is its forward difference, F2SA2 its central difference, at the price of one more gradient of
+    f:
         x ← x − α (½ (∇_x f(x, y) + ∇_x f(x, z)) + (λ/2) (∇_x g(x, y) − ∇_x g(x, z))),
         y ← y − γ (∇_y g(x, y) + ∇_y f(x, y)/λ),
         z ← z − γ (∇_y g(x, z) − ∇_y f(x, z)/λ).

@@ -84,7 +84,7 @@ class FedGDAGT(_LocalSteps):
     FedGDA-GT solves minimax problems. Write G_i(w) = (∇_x f_i, −∇_y f_i) at w = (x, y). The clients first send G_i(w),
     and the server averages them to h. Each client then takes τ_i steps w_i ← w_i − S·(G_i(w_i) − G_i(w) + h) from w,
     with S the two step sizes, and the server averages the w_i. With full batches and full participation the limit is
-    the saddle point. It is `FedAvgSaddle(control="anchor")`, and SCAFFOLD-S without memory.
+    the saddle point. The method is `FedAvgSaddle(control="anchor")`, and SCAFFOLD-S without memory.
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; the steps are those of
     public code that compares methods. x and y have a step size each; cohorts, client weights and minibatches are

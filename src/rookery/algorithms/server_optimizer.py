@@ -44,7 +44,7 @@ class FedOpt:
     m starts at 0 and v at τ² or at `start`. Without bias correction and with start=0, Adam's first step is
     (1 − β₁)/√(1 − β₂) times that of `optax.adam`: equal for β₂ = .99, and 3.2 times as long for β₂ = .999.
 
-    Use it as `with_server_optimizer(method, upper=FedOpt("adam", 0.01))`. It has the two functions of an optax
+    Use it as `with_server_optimizer(method, upper=FedOpt("adam", 0.01))`. `FedOpt` has the two functions of an optax
     optimizer, `init` and `update`. Departures from the paper: none known; `start` may be 0, as in FLamby.
 
     Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Alg. 2.

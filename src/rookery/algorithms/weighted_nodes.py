@@ -227,8 +227,8 @@ class WeightedNodesABA(_WeightedNodes):
     The method solves weighted-nodes problems, like `WeightedNodesProx`.
 
     Round s = 0, 1, … (Alg. 2) is w_md = 2/(s+2)·w + s/(s+2)·w_ag (line 4); ∇F(w_md) as in `WeightedNodesProx` (lines
-    5–12); w ← Proj(w − η(s+1)/4·∇F) (line 13); w_ag ← Proj(w_md − η∇F) (line 14). It returns w_ag, with the model of
-    w_md.
+    5–12); w ← Proj(w − η(s+1)/4·∇F) (line 13); w_ag ← Proj(w_md − η∇F) (line 14). The method returns w_ag, with the
+    model of w_md.
 
     Departures from the paper: as in `WeightedNodesProx`.
 

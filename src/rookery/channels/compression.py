@@ -156,11 +156,11 @@ def top_k(share: float | None = None, *, k: int | None = None, feedback: str | N
 
     The result is biased, and `feedback` makes up for what is left out:
 
-    - `"error"`: a client keeps what it left out and adds it to its next message. It may be absent from rounds.
+    - `"error"`: a client keeps what it left out and adds it to its next message. The client may be absent from rounds.
       Everything is sent in the end. If clients differ, iterates stay at a distance of the order of the step size from
       the solution, unless the step decreases.
     - `"difference"`: a client sends how its update differs from what the server knows of it. Differences vanish, so
-      iterates converge to the solution with a constant step. It needs every client in every round.
+      iterates converge to the solution with a constant step. This needs every client in every round.
     - `"aggregate"`: a client sends how its update differs from the last aggregate, which it is sent. The server adds
       the aggregate again. Clients remember nothing, so it suits clients that are sampled.
     - `None`: what is left out is lost.

@@ -171,8 +171,8 @@ def secure_sum(bits: int = 32, unit: float | None = None, threshold: int | None 
 
     Clients multiply their updates by their weights and round them to integers modulo 2^bits. In a federation over a
     network, and in `rk.Federation()`, each site hides its integers under masks that cancel in the sum (Bonawitz et al.,
-    2017), and the coordinator receives numbers that look random. A simulation rounds in the same way, without masks. It
-    must be the last member of a chain, after `rk.clip`, whose bound fixes the integers.
+    2017), and the coordinator receives numbers that look random. A simulation rounds in the same way, without masks. A
+    secure sum must be the last member of a chain, after `rk.clip`, whose bound fixes the integers.
 
     If sites drop out in the middle of an exchange, the sum is over the remaining ones. With fewer replies than the
     threshold, nothing is revealed and the round fails. The following are refused before the run: methods that gather

@@ -34,7 +34,7 @@ Block = int | str | Fitting  # clients computed side by side; "auto": chosen wit
 
 @dataclass(eq=False)
 class Mapped:
-    """A client's function and its operands. It is computed when one of its values is needed."""
+    """A client's function and its operands. The function is computed when one of its values is needed."""
 
     call: calls.MapCall
     ids: Array

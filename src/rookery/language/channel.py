@@ -78,16 +78,16 @@ class Channel(Protocol):
     message, with None instead of its `Bookkeeping`. It refuses an exchange that it cannot handle by an error in `init`.
 
     One channel of a chain may also have `reduce(exchange, rows, weights, present)`, e.g. a median instead of the mean.
-    `rows` has a row for each client, the `weights` of a mean add up to 1, and absent clients have weight 0. It may then
-    have `reduce_bookkeeping(marks, rows, weights, present)`, too; otherwise the bookkeeping is summed.
+    `rows` has a row for each client, the `weights` of a mean add up to 1, and absent clients have weight 0. This
+    channel may also have `reduce_bookkeeping(marks, rows, weights, present)`; otherwise the bookkeeping is summed.
 
     One channel of a chain may have `unpack(exchange, message, state)`, which turns a compressed message back into an
     update of the original shapes. It runs at the server, for each reply, before replies are added up. `state` is the
     state of the server's side; what `unpack` computes must depend on nothing else.
 
     Clients and server may share numbers that change, such as a random rotation for each round: `public(state)` returns
-    the part of the server's state that the clients are sent. They find it in `exchange.public`, and the ledger counts
-    it.
+    the part of the server's state that the clients are sent. Clients find it in `exchange.public`, and the ledger
+    counts it.
 
     A channel after which noise may follow has an attribute `bound`: no message of a client has a larger norm, over all
     its numbers together. A channel with `unpack` has a method `held_to(bound)` instead, which returns a channel whose
@@ -404,7 +404,7 @@ class Faults:
             than it needs. Fast clients are then heard more often than slow ones, and the result is biased towards their
             data.
         correct: with `deadline` or `first`: divide each client's weight by its chance to be heard, so that slow clients
-            count as much as fast ones in the long run. It needs a method that only takes means with the clients' own
+            count as much as fast ones in the long run. This needs a method that only takes means with the clients' own
             weights, and speeds with which no client is always late.
     """
 

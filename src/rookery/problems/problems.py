@@ -315,7 +315,7 @@ class SingleLevel(_Penalised):
         project_upper: keeps x in its set after each server step.
         penalty: optional, penalty(x): a term of the loss without data; see `Bilevel`.
         batch_statistic: whether the loss is a statistic of the whole batch, such as Cox's, and not a mean over rows.
-            `solve` then does not warn that it is not a mean. It refuses runs that would evaluate the loss sample by
+            `solve` then does not warn that it is not a mean, and refuses runs that would evaluate the loss sample by
             sample: with all data of clients of unequal size, with batches larger than a client's data, with methods
             that weight single samples, and with records as the unit of privacy.
     """

@@ -152,8 +152,8 @@ def fed_tcga(train: str = "clients", whole: bool = False, seed: int = 0, data_di
             size with rows that change nothing. Do not use minibatches with it.
         seed: seed of the start, which is FLamby's for this seed.
         data_dir: the folder that holds `tcga-brca/`, with brca.csv, centers.csv and train_test_split.csv as in FLamby's
-            repository (flamby/datasets/fed_tcga_brca and its dataset_creation_scripts); see `rookery.data.load`. They
-            are open clinical data of The Cancer Genome Atlas: no attempt may be made to identify patients.
+            repository (flamby/datasets/fed_tcga_brca and its dataset_creation_scripts); see `rookery.data.load`. These
+            files are open clinical data of The Cancer Genome Atlas: no attempt may be made to identify patients.
 
     `Task.evaluate` returns `concordance`, the C-index's mean over the regions; `concordance_northeast`, … on each one's
     test rows; and `pooled_concordance` on all of them. A region's index rests on 358, 44, 108, 48, 47 and 3 comparable
