@@ -128,7 +128,7 @@ class Pinned:
     """A copy of all rows in pinned memory, which programs on the device read by themselves.
 
     Attributes:
-        rows: the copy, as an array of the device. Keep this object until every program that reads it has ended.
+        rows: an array of the device, in its eyes. Keep this object until every program that reads it has ended.
     """
 
     def __init__(self, rows: HostArray) -> None:

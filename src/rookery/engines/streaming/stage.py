@@ -111,7 +111,7 @@ class Stage:
     def placed(self, value: Any) -> Any:
         """Return arrays for a program that also receives the stage's arrays, committed to the device if those are.
 
-        They are committed if rows are pinned. With arrays that are not, the program would be compiled again.
+        They are if rows are pinned. With arrays that are not committed, the program would be compiled again.
         """
         return value if self._pinned is None else jax.device_put(value, jax.local_devices()[0])
 
@@ -284,8 +284,7 @@ def stage_for(traced: engine.Traced, data: Fetched, most: int) -> Stage | None:
 def _capacities(used: list[Used], cohort: int, most: int) -> list[int]:
     """For each level, the number of rows that fit on the device; empty if a cohort does not fit.
 
-    Each level has room for the rows of any cohort, and for the same share of its other rows. Room is left for a cohort
-    in transit.
+    Each level gets the rows of any cohort and the same share of the rest. Room is left for a cohort in transit.
     """
     least = [fetched.largest(level.level.sizes, cohort) for level in used]
     whole = [int(level.level.sizes.sum()) for level in used]
