@@ -65,7 +65,7 @@ def describe(value: Any) -> Any:
 
 
 def build(described: Any, classes: Mapping[str, type], kind: str = "method") -> Any:
-    """Invert `describe`; ValueError if this is not a description, or names an unknown class, a `kind` of thing."""
+    """Invert `describe`; ValueError if this is not a description, or names an unknown class (of this `kind`)."""
     if described is None or isinstance(described, bool | int | float | str):
         return described
     match described:

@@ -133,7 +133,7 @@ class Notary:
 
 
 def checked_receipt(receipt: str, shown: Mapping[int, tuple[str, str]], site: bytes, coordinator: bytes) -> str:
-    """Return the line to keep of the coordinator's receipt for a head that a site has shown; "" if it is not one.
+    """Return the line to keep for the coordinator's receipt for a head of a site; "" if it is not such a receipt.
 
     `shown` has the run and the hash of each such head, by its number of lines; `site` and `coordinator` are
     certificates (PEM).
