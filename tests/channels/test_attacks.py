@@ -270,7 +270,7 @@ def test_flipped_labels_are_those_of_the_attackers(placement: str) -> None:
         (lambda: rk.attacks.SignFlip(-1), ValueError, r"SignFlip: attackers must be a number of clients, .*got -1"),
         (lambda: rk.attacks.NaN(1.5), ValueError, r"got 1.5"),
         (lambda: rk.attacks.NaN((1, 1)), ValueError, r"got \(1, 1\)"),
-        (lambda: rk.attacks.NaN((1,), redraw=True), ValueError, r"redraw must be False for chosen attackers"),
+        (lambda: rk.attacks.NaN((1,), redraw=True), ValueError, r"redraw must be False if attackers are clients'"),
         (lambda: rk.attacks.SignFlip(1, "a"), ValueError, r"rk.attacks.SignFlip: scale must be a number; got 'a'"),
         (lambda: rk.attacks.LabelFlip(1), TypeError, r"flip must be a function"),
         (lambda: rk.attacks.LabelFlip(1, lambda rows: rows, redraw=True), ValueError, r"redraw must be False, because"),

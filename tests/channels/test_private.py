@@ -574,7 +574,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "neither": (lambda: rk.private(delta=1e-3), r"epsilon must be given.*got neither"),
     "delta 0": (lambda: rk.private(1, 0), r"delta must be a number between 0 and 1.*got 0"),
     "delta missing": (lambda: rk.private(1), r"delta must be a number between 0 and 1.*got None"),
-    "delta 1/n": (lambda: solved(rk.private(1, 0.25)), r"delta must be below 1/n.*n = 4 clients; got 0.25"),
+    "delta 1/n": (lambda: solved(rk.private(1, 0.25)), r"delta must be below 1/n for the n = 4 clients, .*; got 0.25"),
     "clip 0": (lambda: rk.private(1, 1e-3, clip=0), r"clip must be a positive number; got 0"),
     "clip by name": (lambda: rk.private(1, 1e-3, clip={"x": -1}), r"clip\['x'\] must be a positive number; got -1"),
     "noise 0": (lambda: rk.private(delta=1e-3, noise=0), r"noise must be a positive number; got 0"),
@@ -603,7 +603,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "Poisson alone": (
         lambda: rk.solve(SQUARES, squares(), AVERAGE, np.ones(3), 1, cohort=rk.Poisson(2)),
-        r"cohort must be a number without channel=rk.private",
+        r"cohort must be a number, except with channel=rk.private",
     ),
     "Poisson of all": (lambda: solved(PRIVATE, cohort=rk.Poisson(4)), r"cohort must be rk.Poisson of less than 4"),
     "Poisson of none": (lambda: rk.Poisson(0), r"expected must be a positive number of clients; got 0"),

@@ -335,7 +335,7 @@ def test_clients_with_one_data_set_compose_both_levels() -> None:
 
 @pytest.mark.parametrize(("given", "message"), [
     ({"delta": 0.2}, "delta must be below 1/n for the n = 6 records of the largest client; got 0.2"),
-    ({"clip": {"g_y": 1.0}}, "clip must have a number for each oracle that the method uses; it has 'g_y', and not"),
+    ({"clip": {"g_y": 1.0}}, "clip must have a number for each oracle .*; got numbers for 'g_y', and none for"),
     ({"noise": {"lower": 1.0}}, "noise must be a number, or have one for 'lower' and one for 'upper'"),
     ({"quantile": 0.5}, "quantile must be None for records"),
     ({"unit": "row"}, 'unit must be "client" or "record"; got \'row\''),

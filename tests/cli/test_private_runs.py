@@ -145,7 +145,9 @@ def test_poisson_cohorts_need_a_size():
 
 
 def test_a_search_is_refused():
-    assert "--private can't be kept by a search: each candidate is a run" in refused("tune", "quadratic", *BUDGET[:2])
+    assert "--private must be left out of a search, in which each candidate" in refused(
+        "tune", "quadratic", *BUDGET[:2]
+    )
 
 
 def test_several_runs_are_all_checked_before_the_first(tmp_path):

@@ -95,7 +95,7 @@ def test_a_search_by_the_clock_writes_a_run_that_can_be_repeated(tmp_path: Path)
     assert data["until"] == 48
     assert data["rounds"] == data["candidates"][0]["rounds"]
     assert f"--rounds {data['rounds']} --clock compute=10,latency=1 --set local_steps=" in data["run"]
-    assert "Give more --rounds" not in tuned.stderr
+    assert "Increase --rounds" not in tuned.stderr
     best = (tmp_path / "t" / "best.toml").read_text()
     assert 'clock = "compute=10,latency=1"' in best
     assert f"rounds = {data['rounds']}" in best
@@ -104,7 +104,7 @@ def test_a_search_by_the_clock_writes_a_run_that_can_be_repeated(tmp_path: Path)
     assert rounds == data["rounds"]
     assert seconds <= 48 < seconds * (rounds + 1) / rounds
     short = invoke("tune", *TASK, *clock, "--rounds", 9, "--out", tmp_path / "short", "--quiet")
-    assert "The best candidate ended after 9 rounds, maybe before 48 s. Give more --rounds." in short.stderr
+    assert "The best candidate ran all 9 rounds, perhaps in less than 48 s. Increase --rounds." in short.stderr
 
 
 def test_files_of_speeds(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ ASKS = odd(lambda x: (), lambda g, s, x, value: (g, s))
             lambda: rk.with_server_optimizer(rk.with_server_optimizer(FEDAVG, optax.sgd(1.0)), optax.sgd(1.0)),
             r"has a server optimizer already. Chain two",
         ),
-        (lambda: rk.with_server_optimizer(FEDAVG, lower=optax.sgd(1.0)), r"FedAvg keeps no y at the server.*Leave"),
+        (lambda: rk.with_server_optimizer(FEDAVG, lower=optax.sgd(1.0)), r"lower must be left out for FedAvg, which"),
         (lambda: rk.with_server_optimizer(FEDAVG, GROWS), r"upper: an update must keep the structure"),
         (lambda: rk.with_server_optimizer(FEDAVG, WIDENS), r"upper: an update must keep the structure"),
         (lambda: rk.with_server_optimizer(FEDAVG, FLAT), r"upper: the optimizer's updates must have the structure"),

@@ -64,7 +64,7 @@ def test_the_files_of_an_experiment_are_those_of_its_results(name: str, tmp_path
 
 def test_every_experiment_is_on_the_page_of_its_paper() -> None:
     for name, experiment in EXPERIMENTS.items():
-        assert f"## {name}\n" in (DOCS / "reproduction" / f"{name.split('-')[0]}.md").read_text()
+        assert f"## {page.heading(name)}\n" in (DOCS / "reproduction" / f"{name.split('-')[0]}.md").read_text()
         for file in experiment.pictures:
             assert (DOCS / "reproduction" / name / file).exists()
 

@@ -426,7 +426,7 @@ def test_the_oracles_of_single_samples(sizes: tuple[int, ...]) -> None:
     ("algorithm", "message"),
     [
         (rk.FastDRO(objective="kl"), r"FastDRO: objective='kl' needs penalty"),
-        (rk.FastDRO(penalty=1.0), r"FastDRO: objective='cvar' takes size, its α, but no penalty"),
+        (rk.FastDRO(penalty=1.0), r"FastDRO: penalty must be left out with objective='cvar', which takes size, its α"),
         (rk.FastDRO(objective="max"), r"FastDRO: objective must be one of 'cvar', 'chi2', 'kl'.*; got 'max'"),  # type: ignore[arg-type]
         (rk.PDSGD(penalty=None), r"PDSGD: penalty must be a positive number.*; got None"),
         (rk.AFL(output="random"), r"AFL: output must be one of 'last', 'average'.*; got 'random'"),  # type: ignore[arg-type]

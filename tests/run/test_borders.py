@@ -94,7 +94,7 @@ def test_a_cohort_is_a_number() -> None:
 
 def test_a_cohort_without_weight() -> None:
     idle = four([0, 1, 0, 2])
-    message = "cohort must be at least 3, because 2 clients have weight 0 .*leave them out of Clients"
+    message = "cohort must be at least 3, because 2 clients have weight 0 .*leave those clients out of Clients"
     for cohort in (1, 2):
         refused(lambda cohort=cohort: checked(idle, cohort), message)
     assert [checked(idle, cohort) for cohort in (3, 4, None)] == [3, 4, 4]

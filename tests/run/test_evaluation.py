@@ -204,7 +204,7 @@ def test_tune_by_a_metric_of_the_clients() -> None:
         (lambda c, x, y: {"loss": y}, "evaluate_client must return a dict of numbers"),
         (lambda c, x, y: {"seconds": x}, "must not return 'seconds', a column of the history"),
         (lambda c, x, y: {"norm": x}, "evaluate and evaluate_client both return 'norm'"),
-        (lambda c, x, y: {"loss": c.f(x, y, c.lower(size=2))}, "is drawn by a key"),
+        (lambda c, x, y: {"loss": c.f(x, y, c.lower(size=2))}, "needs a key; got None"),
         ("loss", "must be a function of"),
     ],
 )

@@ -237,7 +237,7 @@ def with_events(died: Any) -> pd.DataFrame:
         (lambda: with_events(lambda d: d["died"] + 1), {}, r"event must be 1 where .*; column 'died' also has 2\. Rec"),
         (lambda: with_events("yes"), {}, r"event must be 1 where .*; column 'died' also has 'yes'\. Rec"),
         (lambda: with_events(np.nan), {}, "must have rows with a value in 'days' or 'died'; got none"),
-        (lives, {"label": "died"}, "label must be left out where time and event are given; got 'died'. Give one or"),
+        (lives, {"label": "died"}, "label must be left out if time and event are given; got 'died'. Give either"),
         (
             lives,
             {"event": None},
@@ -247,7 +247,7 @@ def with_events(died: Any) -> pd.DataFrame:
         (lives, {"event": "days"}, "event must be another column than time; got 'days' for both"),
         (lives, {"time": "hospital"}, "time must be another column than by; got 'hospital' for both"),
         (lives, {"event": "dyed"}, "event must be a column of the table; got 'dyed'. Did you mean 'died'"),
-        (lives, {"positive": 1}, "positive must be left out where event is given, which is 0 or 1; got 1"),
+        (lives, {"positive": 1}, "positive must be left out if event is given, which is 0 or 1; got 1"),
         (lives, {"metric": "auc"}, "metric must be concordance; got 'auc'"),
         (lambda: lives().assign(hospital="a"), {}, "must have at least two hospitals; got one, 'a'"),
         (

@@ -88,13 +88,13 @@ class ASFBO(_SingleLoop):
     simultaneously (19). It steps along momenta u, v, w, which start at the first directions (16) and then follow (20),
     and sends their sums q_i (22). The server forms h = Σ p̃_i q_i/τ_i with p̃_i = (n/P) p_i (26), updates
     s ← ϱs + (1 − ϱ)‖h‖ for each variable (27), and steps by ρ^t·clip(γ/(s + ρ), bounds)·h (28)–(29), where ρ^t = Σ p̃_i
-    τ_i (25). It keeps z in a ball (30).
+    τ_i (25). The server keeps z in a ball (30).
 
     The momenta restart in every round, so that the round's first minibatch has the weight (1 − (1 − β)^τ)/β in q (Lemma
     1). u is less noisy than one minibatch's gradient, but q is noisier than a sum of plain gradients.
 
     Departures from the paper:
-        ρ^t is the cohort's; the paper's is that of all clients, but clients that sit out have no τ_i;
+        ρ^t is computed over the cohort, not over all clients as in the paper, because clients that sit out have no τ_i;
         the bounds come from the paper's Assumption 9 and experiments, not from Alg. 1; bounds=None removes them;
         one ξ and one ζ per step serve all three directions, as printed in (17)–(18). `shared_batch=False` is Appendix
         B.3, with separate minibatches for each direction;
@@ -105,11 +105,12 @@ class ASFBO(_SingleLoop):
 
     Exchanges per round: 1, which carries q_x, q_y, q_z and τ_i.
 
-    Arguments: see the fields, each with the paper's symbol; the defaults are those of its experiments. `local_steps` is
-    an int, a range (low, high) drawn for each client and round, `Epochs(k)`, or an array with an entry for each
-    client. `direction` ("gradient", "momentum", "storm"), `aggregation` ("sum", "reweighted") and `server` ("fixed",
-    "adaptive") take the method apart: `LAASFBO`, `SimFBO` and `ShroFBO` are three of the twelve combinations. With an
-    adaptive server and "sum", s follows the norm of Σ p̃_i q_i/ρ^t (24), so that both aggregations have the same scale.
+    Arguments: see the fields, each with the paper's symbol; the defaults are those of the paper's experiments.
+    `local_steps` is an int, a range (low, high) drawn for each client and round, `Epochs(k)`, or an array with an entry
+    for each client. `direction` ("gradient", "momentum", "storm"), `aggregation` ("sum", "reweighted") and `server`
+    ("fixed", "adaptive") select a variant: `LAASFBO`, `SimFBO` and `ShroFBO` are three of the twelve combinations. With
+    an adaptive server and "sum", s follows the norm of Σ p̃_i q_i/ρ^t (24), so that both aggregations have the same
+    scale.
 
     Example:
         >>> import rookery as rk
@@ -136,8 +137,9 @@ class ASFBO(_SingleLoop):
 class LAASFBO(ASFBO):
     """LA-ASFBO, locally accelerated: ASFBO with STORM (21) instead of plain momentum.
 
-    LA-ASFBO solves bilevel problems by the round of `ASFBO` with (21) for (20). The second point of a STORM step shares
-    the first point's minibatches: a round evaluates the three directions 2τ_i − 1 times, on τ_i minibatches.
+    LA-ASFBO solves bilevel problems by the round of `ASFBO`, with (21) in place of (20). The second point of a STORM
+    step shares the first point's minibatches: a round evaluates the three directions 2τ_i − 1 times, on τ_i
+    minibatches.
 
     Departures from the paper: as in `ASFBO`; ‖a_i‖₁ = τ_i, which Lemma 1 shows for plain momentum, is used here, too.
 

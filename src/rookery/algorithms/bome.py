@@ -19,7 +19,7 @@ _FLOOR = 1e-8  # keeps λ finite where ∇q̂ vanishes
 
 @dataclass(frozen=True)
 class BOME:
-    """BOME: follow ∇f as far as the gap of the lower level keeps falling, with first derivatives only.
+    """BOME: descend on f while the optimality gap of the lower level keeps falling, with first derivatives only.
 
     BOME solves bilevel problems. Its lower level need not be strongly convex in y; a Polyak–Łojasiewicz inequality is
     enough. A round starts with T steps ŷ ← ŷ − α∇_y g(x, ŷ) from ŷ = y. The gap q̂(x, y) = g(x, y) − g(x, ŷ), with ŷ
@@ -28,10 +28,10 @@ class BOME:
         (x, y) ← (x, y) − ξ(∇f + λ∇q̂).
     ⟨∇q̂, direction⟩ is at least φ, so the gap falls to first order.
 
-    T small is a bias: as ξ falls, the limit is the root of the hypergradient with a Neumann series of T terms. There is
-    no fixed point with a constant ξ, since λ grows as the gap falls: x wanders at a distance in proportion to ξ, .06 to
-    .3 times ξ on eight quadratics. Where ∇q̂ is so small that the 1e-8 counts (there with ξ < .001), the distance no
-    longer falls with ξ.
+    A small T causes a bias: as ξ falls, the limit is the point at which the hypergradient, computed with a Neumann
+    series of T terms, is zero. With a constant ξ there is no fixed point, since λ grows as the gap falls: x keeps
+    moving at a distance from that limit that is proportional to ξ (.06 to .3 times ξ on eight quadratics). Once ∇q̂ is
+    so small that the 1e-8 matters (on these quadratics with ξ < .001), the distance no longer falls with ξ.
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; the steps are those of
     the authors' code and of the public benchmark (benchopt/benchmark_bilevel), which agree. The federated form is ours:

@@ -17,7 +17,7 @@ from rookery.problems.problems import Bilevel
 
 
 class State(NamedTuple):
-    """The variables; for BR-FedBiP those of the last round and the number of rounds, too."""
+    """The variables; for BR-FedBiP also those of the last round and the number of rounds."""
 
     x: tree.Tree
     y: tree.Tree
@@ -28,7 +28,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class BRFedBi:
-    """BR-FedBi: steps of x, y and z along directions that the server combines by a robust rule, each variable apart.
+    """BR-FedBi: steps of x, y and z along directions that the server combines by a robust rule, variable by variable.
 
     BR-FedBi solves bilevel problems whose lower level is shared by all clients. Besides x and y it keeps z, an estimate
     of [∇²_y g]⁻¹∇_y f (the paper's has the opposite sign).
@@ -38,7 +38,7 @@ class BRFedBi:
     and the server takes x ← x − η_x AGG(D_x), y ← y − η_y AGG(D_y) and z ← z − η_z AGG(D_z).
 
     AGG is the run's channel: `channel=rk.trimmed_mean(2)`, or any other [robust mean](../robust.md), judges x, y and z
-    apart. Without a channel AGG is the mean, and the method is `FedBiO(local_steps=1, shared_batch=True)`.
+    separately. Without a channel AGG is the mean, and the method is `FedBiO(local_steps=1, shared_batch=True)`.
 
     Departures from the paper:
         unverified: we had a summary with these formulas and the reviews, not the paper;
@@ -86,10 +86,10 @@ class BRFedBi:
 
 @dataclass(frozen=True)
 class BRFedBiM(BRFedBi):
-    """BR-FedBiM: BR-FedBi with momentum at the clients, which removes the noise of minibatches behind which lies hide.
+    """BR-FedBiM: BR-FedBi with momentum at the clients, which averages out the minibatch noise that can hide lies.
 
     BR-FedBiM solves bilevel problems whose lower level is shared by all clients. A client keeps m_i ← (1 − θ) m_i +
-    θ D_i for each of the directions D_i of `BRFedBi`, from m_i = D_i in its first round on, and sends m_i.
+    θ D_i for each of the directions D_i of `BRFedBi`, starting from m_i = D_i in its first round, and sends m_i.
 
     Departures from the paper:
         unverified, as in `BRFedBi`; our summary leaves the order of momentum and step open: here the momentum is
@@ -123,9 +123,10 @@ class BRFedBiM(BRFedBi):
 class BRFedBiP(BRFedBi):
     """BR-FedBiP: BR-FedBi with PAGE estimates, now and then from a large batch and otherwise from differences.
 
-    BR-FedBiP solves bilevel problems whose lower level is shared by all clients. One coin a round decides for all
-    clients. With chance p a client takes v_i = D_i(w), the directions of `BRFedBi` at w = (x, y, z) on a large batch.
-    Otherwise v_i ← v_i + D_i(w) − D_i(w⁻), where w⁻ is the last round's w, on one minibatch for both. It sends v_i.
+    BR-FedBiP solves bilevel problems whose lower level is shared by all clients. In each round one coin decides for all
+    clients. With probability p a client takes v_i = D_i(w), the directions of `BRFedBi` at w = (x, y, z) on a large
+    batch. Otherwise v_i ← v_i + D_i(w) − D_i(w⁻), where w⁻ is the last round's w, on one minibatch for both. The client
+    sends v_i.
 
     Departures from the paper:
         unverified, as in `BRFedBi`; our summary leaves p open, for which PAGE suggests b/(b + b_large);

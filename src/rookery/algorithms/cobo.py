@@ -44,12 +44,12 @@ class CoBo:
         drawn with chance 1/(n − 1) if n is even and 1/n if it is odd (the paper: each pair with chance 1/n). Pairs are
         unordered, so that w_ij = w_ji;
         `local_steps`, `pair_every` (pairs in every k-th round only) and `normalize` (the cosine instead of the inner
-        product, whose size depends on the gradients') are ours. Clients outside the cohort keep their models and
-        weights. The last models are returned (the paper: those of a random round). Clients' weights in
+        product, which scales with the gradients) are ours. Clients outside the cohort keep their models and weights.
+        The last models are returned (the paper: those of a random round). Clients' weights in
         `rk.Clients` are not used. Models are projected onto the problem's set, if it has one, after their steps.
 
-    Exchanges per round: 1, of both gradients, which are not aggregated; with other `local_steps` or `pair_every` than
-    1, one of the gradient at the midpoint in the rounds with pairs, and one of the model's change.
+    Exchanges per round: 1, of both gradients, which are not aggregated. If `local_steps` or `pair_every` is not 1: one
+    of the model's change and, in rounds with pairs, one of the gradient at the midpoint.
 
     Example:
         >>> import jax.numpy as jnp
@@ -127,12 +127,12 @@ class CoBo:
         return tree.sub(x_i, sgd(c, direction, x_i, self.step, steps)), x_i
 
     def _direction(self, gradient: tree.Tree, x: tree.Tree, total: Array, towards: tree.Tree) -> tree.Tree:
-        """∇f_i(x) + ρ(Σ_k w_ik x − Σ_k w_ik x_k), of one client or in rows."""
+        """∇f_i(x) + ρ(Σ_k w_ik x − Σ_k w_ik x_k), for one client or with a row for each client."""
         pull = jax.tree.map(lambda a, b: _wide(total, a) * a - b, x, towards)
         return tree.add(gradient, tree.scale(self.proximal, pull))
 
     def _learnt(self, weights: Array, ids: Int[Array, " p"], partner: Int[Array, " p"], slopes: tree.Tree) -> Array:
-        """The weights after the pairs' gradients. A gradient that did not arrive is 0, and changes none."""
+        """The weights after the pairs' gradients. A gradient that did not arrive is 0 and changes no weight."""
         agree = jax.vmap(tree.dot)(slopes, _rows(slopes, partner))
         if self.normalize:
             sizes = jax.vmap(tree.norm)(slopes)
@@ -150,7 +150,7 @@ def _matching(key: Array, size: int) -> Int[Array, " size"]:
 
 
 def _pull(weights: Float[Array, "p n"], models: tree.Tree) -> tuple[Float[Array, " p"], tree.Tree]:
-    """Σ_k w_ik and Σ_k w_ik x_k, in rows."""
+    """Σ_k w_ik and Σ_k w_ik x_k, a row for each client i."""
     return jnp.sum(weights, axis=1), jax.tree.map(lambda a: jnp.tensordot(weights, a, 1).astype(a.dtype), models)
 
 

@@ -41,9 +41,9 @@ class CommFedBiO:
     C is `compress` and keeps k = d/`shrink` entries. "top" keeps the client's largest, sent with their places. "random"
     keeps entries drawn anew for each message but common to all clients, so that no places are sent. "none" keeps all.
     Without error feedback "random" is scaled by d/k, which makes it unbiased; with error feedback it is not scaled.
-    Either way an entry moves d/k times as far when its turn comes, and α has to be smaller than 2/ℓ by that factor. If
-    clients differ, "random" is exact. "top" has an error of the order of α, because the messages do not vanish at the
-    solution; a decreasing α removes it.
+    Either way an entry moves d/k times as far when it is sent, so α must be below 2/ℓ divided by that factor. If
+    clients differ, "random" still converges to the exact solution. "top" leaves an error of the order of α, because the
+    messages do not vanish at the solution; a decreasing α removes it.
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; this is its outline. u
     and e_i carry over from round to round; the sketch has r₁ = d/`shrink` and r₂ = 2r₁. The cohort's weights travel

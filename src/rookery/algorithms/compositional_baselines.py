@@ -30,7 +30,7 @@ class ParallelSGD:
     The method runs on compositional problems with an `extra` part h, such as a loss with a fairness penalty, and shows
     what the penalty changes. A round is x ← x − η mean ∇h_k(x; ξ). y stays at its start.
 
-    Departures from the paper: none; the paper has one line on it ("unconstrained").
+    Departures from the paper: none; the paper describes it in one line ("unconstrained").
 
     Exchanges per round: 1.
 
@@ -53,7 +53,7 @@ class ParallelSGD:
 
 @dataclass(frozen=True)
 class MBSGD:
-    """Minibatch SGD for compositions: the inner value is that of the minibatch.
+    """Minibatch SGD for compositions, with the inner value computed on the minibatch.
 
     MBSGD solves compositional problems, min over x of h(x) + f(g(x)) with g = mean g_k, whose f is known to all. A
     round is y = mean g_k(x; ζ_k), then x ← x − η mean(∇h_k(x; ξ_k) + ∇g_k(x; ζ_k)ᵀ∇f(y)) on the same ζ_k. The noise of

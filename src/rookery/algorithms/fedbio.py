@@ -225,9 +225,9 @@ class FedBiOAccLocal(_FedBiO):
     averages ν (line 14).
 
     `Run.y` is empty, as in `FedBiOLocal`. A client remembers y_i, ω_i and the number of steps they have seen. If the
-    other clients have taken more steps (because this client is new or sat out), its ω_i belongs to an old x. It then
-    restarts from a plain estimate on `first_batch` samples at the x it receives, as all clients do in the first round
-    (line 2). ν belongs to the server and is estimated in this way in the first round only.
+    other clients have taken more steps (because this client is new or sat out), its ω_i belongs to an old x. The client
+    then restarts from a plain estimate on `first_batch` samples at the x it receives, as all clients do in the first
+    round (line 2). ν belongs to the server and is estimated in this way in the first round only.
 
     Departures from the paper: as in `FedBiOLocal`; c·α_t² is capped at 1, as the lemmas require.
 
@@ -364,7 +364,7 @@ def _alpha(h: FedBiOAcc | FedBiOAccLocal, t: Any) -> Any:
 
 
 def _anew(c: Client, when: Bool[Array, ""], begin: Callable[[], tree.Tree], otherwise: tree.Tree) -> tree.Tree:
-    """Return `begin()` if `when`, else `otherwise`. A loop of 0 or 1 turns, so that skipped work costs nothing."""
+    """Return `begin()` if `when`, else `otherwise`. It is a loop of 0 or 1 turns: skipped work costs nothing."""
     return c.loop(when.astype(jnp.int32), lambda *_: begin(), otherwise, most=1)
 
 

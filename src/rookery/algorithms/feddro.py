@@ -29,7 +29,7 @@ class State(NamedTuple):
 
     @property
     def now(self) -> tuple[tree.Tree, tree.Tree]:
-        """Where the next round starts."""
+        """The point from which the next round starts."""
         return (self.x, self.y) if self.last is None else self.last
 
 
@@ -66,7 +66,8 @@ class FedDRO:
         client remembers its x_k from before the mean, and (8) subtracts g_k at that point. The exchanges are the same,
         and the error falls with η. `as_printed=True` restores the paper's order;
         the output is the last iterate. The paper's x̄^{a(T)}, a(T) uniform, is `output="random"`, drawn from the
-        averaged iterates, one per round. (Its state holds both, which doubles what a round broadcasts.)
+        averaged iterates, one per round. (The state then also holds the last iterate, which doubles what a round
+        broadcasts.)
         cohorts: the paper uses all clients. With a cohort, ȳ and x are the cohort's means. A client that sat out the
         last round subtracts g_k(x̄), so that only a part of the printed error is removed.
 

@@ -42,10 +42,10 @@ class FedMSA:
        h_i ← D_i(v; ζ) + h_i − D_i(v⁻; ζ), where v⁻ is the point before the step. The server averages v.
 
     With full batches h_i = D_i(v) − D_i(w) + mean D_i(w). The limit is then the root of mean D_i for any number of
-    local steps, if all clients take part in phase 1. `anchor="all"`, the paper's form, has them all there, and the
-    round's cohort in phase 2; it may then be a single client. The directions are:
+    local steps, if all clients take part in phase 1. With `anchor="all"`, the paper's form, all clients take part in
+    phase 1, and only the round's cohort, which may be a single client, in phase 2. The directions are:
 
-    - bilevel: w = (x, y, u), and those of `FedBiO`, D_i = (∇_x f − ∇²_xy g u, ∇_y g, ∇²_y g u − ∇_y f);
+    - bilevel: w = (x, y, u), with the directions of `FedBiO`, D_i = (∇_x f − ∇²_xy g u, ∇_y g, ∇²_y g u − ∇_y f);
     - compositional: w = (x, y), and D_i = (∇r_i(x)ᵀ∇f(y), y − r_i(x));
     - multi-level: w = (x, z¹, …, zᴺ), with y for the z together, and D_i = (P_i, z¹ − r_1,i(x), …, zᴺ − r_N,i(zᴺ⁻¹)),
       where P_i = ∇r_1,i(x)ᵀ∇r_2,i(z¹)ᵀ … ∇r_N,i(zᴺ⁻¹)ᵀ∇f(zᴺ).
@@ -53,15 +53,16 @@ class FedMSA:
     The root is the solution, with one exception. In multi-level problems P_i is a product of one client's Jacobians,
     and the mean of products is the product of means only if at most one of the factors differs between the clients.
     Otherwise the limit is another point, which no step size or momentum moves. `jacobians="tracked"` (ours) removes the
-    bias: it adds variables uⁿ, which track the mean of ∇r_{n+1}(zⁿ)ᵀuⁿ⁺¹ from uᴺ = ∇f(zᴺ) down, so that
-    P_i = ∇r_1,i(x)ᵀu¹, and every part of D_i has one function of the client. With two functions both are the same.
+    bias: it adds variables uⁿ, which track the mean of ∇r_{n+1}(zⁿ)ᵀuⁿ⁺¹ from uᴺ = ∇f(zᴺ) down, so that P_i =
+    ∇r_1,i(x)ᵀu¹, and every part of D_i contains only one of the client's functions. With a single inner function both
+    forms are the same.
 
     Departures from the paper:
         unverified, since we had no access to the paper's algorithm box; the steps are those of the authors' code, with
         the same ξ at both points of phase 1, as in its multi-level script (the bilevel script reuses stored values);
         in the paper all clients take part in phase 1; here the round's cohort does, unless `anchor="all"`;
-        the server adds (1 − ρ)h instead of the clients, with the same sum;
-        u starts at 0, without the authors' rounds of FedAvg and FedIHGP before; y and u have a step size each;
+        the server, not the clients, adds (1 − ρ)h, with the same result;
+        u starts at 0, without the authors' initial rounds of FedAvg and FedIHGP; y and u each have their own step size;
         the outer function of a composition is known to all, and every inner function has a minibatch of its own;
         x is projected onto the problem's set, if it has one, after the mean.
 

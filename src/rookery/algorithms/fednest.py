@@ -76,11 +76,11 @@ class FedNest(_Nest):
         local steps draw a client's samples without replacement unless `Clients(replace=True)`;
         `neumann="sum"`, the default, is the deterministic series with N + 1 terms; "random" is Alg. 3; "cg" is ours;
         FedIHGP uses the round's cohort unless `resample=True` (Alg. 3 line 10, which Lemma 2.2 requires);
-        `hessian_step="auto"`, the default, takes ℓ as twice the estimate of a power iteration. It takes 10 iterations
-        at the start (exchanges of round 0) and one in every round, which travels with x in its exchange. A term of the
-        series that grows nevertheless is cut back (`parts/inverse_hessian.py`).
+        `hessian_step="auto"`, the default, takes ℓ as twice the estimate of a power iteration. The power iteration
+        takes 10 steps at the start (exchanges of round 0) and one in every round, as part of the exchange of x. A term
+        of the series that grows nevertheless is cut back (`parts/inverse_hessian.py`).
 
-    Exchanges per round: bilevel 2T + N + 3 (N' for N if random), minimax 2T + 2, compositional 2T + 3.
+    Exchanges per round: bilevel 2T + N + 3 (N' in place of N if random), minimax 2T + 2, compositional 2T + 3.
 
     Arguments: see the fields, each with the paper's symbol. `lower_local_steps` and `upper_local_steps` are an int, a
     range (low, high) drawn for each client and round, `Epochs(k)`, or an array with an entry for each client. The optax

@@ -75,7 +75,7 @@ class F2SA(_FirstOrder):
 
     With `lower_rounds=T` a round follows the order of the paper's Alg. 1: T times the steps on y and z and their mean,
     then, at the new y and z, the steps on x and their mean. With `control="anchor"` every local direction is corrected
-    by the cohort's mean direction at the server's point, so that several local steps have the limit of one.
+    by the cohort's mean direction at the server's point, so that several local steps have the same limit as one.
 
     Departures from the paper:
         unverified, since we had no access to the paper's algorithm box; the recursions are those of the public
@@ -83,11 +83,11 @@ class F2SA(_FirstOrder):
         the federated form is ours, and so are `lower_rounds=None` and `control`. All variables move together because a
         client's own new y and z would bias the mean of x, even with one local step;
         y and z share the minibatches of g (the paper draws two): their noise, which λ multiplies in x's direction, then
-        cancels; y's direction is divided by λ, so that it has the step of z;
+        cancels; y's direction is divided by λ, so that steps of the same size suit y and z;
         λ is constant unless it is a schedule of the round. `multiplier=lambda k: 2 * (1 + k) ** (1 / 7)` grows like the
-        paper's with noise at both levels, an exponent of 1/3 like that without noise. With a constant λ the method is
-        F2BA (Chen, Ma and Zhang, Near-Optimal Nonconvex-Strongly-Convex Bilevel Optimization with Fully First-Order
-        Oracles, JMLR 2025);
+        paper's λ with noise at both levels; with the exponent 1/3 it grows like the paper's λ without noise. With a
+        constant λ the method is F2BA (Chen, Ma and Zhang, Near-Optimal Nonconvex-Strongly-Convex Bilevel Optimization
+        with Fully First-Order Oracles, JMLR 2025);
         x is projected onto the problem's set, if it has one, after the mean.
 
     Exchanges per round: 1, or T + 1 with `lower_rounds`; twice as many with `control="anchor"`.
@@ -122,7 +122,8 @@ class F2SA2(_FirstOrder):
     """F2SA-2: F2SA with a central difference, whose bias falls with the square of 1/λ.
 
     F2SA2 solves bilevel problems. With ν = 1/λ and ℓ_ν(x) = min_y [g + νf], the hypergradient is the derivative of
-    ∇ℓ_ν at ν = 0. `F2SA` is its forward difference. This is the central one, at the price of one more gradient of f:
+    ∇ℓ_ν at ν = 0. `F2SA` is its forward difference, F2SA2 its central difference, at the price of one more gradient of
+    f:
         x ← x − α (½ (∇_x f(x, y) + ∇_x f(x, z)) + (λ/2) (∇_x g(x, y) − ∇_x g(x, z))),
         y ← y − γ (∇_y g(x, y) + ∇_y f(x, y)/λ),
         z ← z − γ (∇_y g(x, z) − ∇_y f(x, z)/λ).
@@ -163,7 +164,7 @@ class VPBGD(_FirstOrder):
         y ← y − α_y (∇_y f(x, y) + γ ∇_y g(x, y)) / max(γ, 1),
         z ← z − β ∇_y g(x, z),
     all from the values before the step. A round is τ_i such local steps and the mean of x, y and z. The limit is that
-    of `F2SA` with λ = γ; the path is another. `control` is as there.
+    of `F2SA` with λ = γ, but the path differs. `control` is as in `F2SA`.
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; the steps are those of
     the authors' code, which takes them along min(1/γ, 1)·∇F_γ and has its own step for each variable. The federated

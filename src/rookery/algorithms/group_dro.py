@@ -43,9 +43,9 @@ class AFL:
     AFL solves single-level problems for the worst mixture of the clients, min over x, max over λ in the simplex of Σ
     λ_k F_k(x), so that no client is served worse than necessary.
 
-    A round updates both from the old values: x ← x − γ_x Σ λ_k ∇F_k(x; ξ_k) ("per domain"), and λ ← the projection onto
-    the simplex of λ + γ_λ(F_1(x; ξ_1), …, F_n(x; ξ_n)). The output is the average of x over the rounds, as in the
-    paper, or the last x with output="last"; the method itself continues from the last.
+    A round updates both from the old values: x ← x − γ_x Σ λ_k ∇F_k(x; ξ_k) (the paper's "per domain" gradients), and λ
+    ← the projection onto the simplex of λ + γ_λ(F_1(x; ξ_1), …, F_n(x; ξ_n)). The output is the average of x over the
+    rounds, as in the paper, or the last x with output="last"; the method itself continues from the last.
 
     Departures from the paper: λ starts uniform. The clients' own weights (`Clients(weights=...)`) are not used. With a
     cohort, both sums are over the cohort with the factor n/P, which keeps them unbiased; the paper uses all clients.
@@ -156,7 +156,7 @@ class QFedAvg:
     x ← x − Σ p_kΔ_k/Σ p_k h_k. q-FedSGD is one local step on all the data.
 
     Departures from the paper: a uniform cohort whose sums have the weights p_k, whereas the paper draws clients by p_k
-    and sums without weights; both have the same mean. As in the authors' code, the powers are those of F_k + 1e-10.
+    and sums without weights; the expectation is the same. As in the authors' code, the powers are those of F_k + 1e-10.
 
     Exchanges per round: 1, of Δ_k and h_k.
 

@@ -132,7 +132,7 @@ class LocalBSGVR(_Gao):
     """
 
     def memory(self, x: tree.Tree, y: tree.Tree) -> tuple[Pair, Int[Array, ""]]:
-        """A client's memory: the point of its last estimate, and the round of it."""
+        """A client's memory: the point and the round of its last estimate."""
         return (x, y), jnp.int32(-1)
 
     def round(self, fed: Fed, state: State, key: Array) -> State:

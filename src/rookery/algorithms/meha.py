@@ -34,7 +34,7 @@ class MEHA:
     mean of x, y and z. The limit is off by O(1/c); a small γ weakens the constraint.
 
     With `control="anchor"` every local direction is corrected by the cohort's mean direction at the server's point, so
-    that several local steps have the limit of one.
+    that several local steps have the same limit as one.
 
     Departures from the paper:
         unverified, since we had no access to the paper's algorithm box; the formulas are those of a public

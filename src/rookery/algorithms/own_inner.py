@@ -38,8 +38,8 @@ class ComFedL:
     h_k(x) + f_k(g_k(x)). f_k may take data, f(value, batch), or be known to all, f(value).
 
     Each round takes `local_steps` steps x_k ← x_k − η(∇h_k(x_k; B') + ∇g_k(x_k; B)ᵀ∇f_k(g_k(x_k; B); B')), then
-    x ← mean x_k. The noise of g_k(x_k; B) biases the gradient, less so with a larger `inner_batch`. It is SCGD with
-    momentum 1, run by each client.
+    x ← mean x_k. The noise of g_k(x_k; B) biases the gradient, less so with a larger `inner_batch`. The method is SCGD
+    with momentum 1, run by each client.
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; the step follows the
     description in a later paper (Gao et al. 2022, where it is their method with γ = 1), and the averaging is that of

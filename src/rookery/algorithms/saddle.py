@@ -84,7 +84,7 @@ class FedGDAGT(_LocalSteps):
     FedGDA-GT solves minimax problems. Write G_i(w) = (∇_x f_i, −∇_y f_i) at w = (x, y). The clients first send G_i(w),
     and the server averages them to h. Each client then takes τ_i steps w_i ← w_i − S·(G_i(w_i) − G_i(w) + h) from w,
     with S the two step sizes, and the server averages the w_i. With full batches and full participation the limit is
-    the saddle point. It is `FedAvgSaddle(control="anchor")`, and SCAFFOLD-S without memory.
+    the saddle point. The method is `FedAvgSaddle(control="anchor")`, and SCAFFOLD-S without memory.
 
     Departures from the paper: unverified, since we had no access to the paper's algorithm box; the steps are those of
     public code that compares methods. x and y have a step size each; cohorts, client weights and minibatches are
@@ -116,8 +116,8 @@ class LocalExtragradient(_LocalSteps):
     The method solves minimax problems. With G_i(w) = (∇_x f_i, −∇_y f_i) at w = (x, y), a local step is
         w' = w_i − S·G_i(w_i; ξ),
         w_i ← w_i − S·G_i(w'; ξ'),
-    and the server averages the w_i. On f = xy, where the steps of `FedAvgSaddle` spiral outwards, those of size γ < 1
-    shrink the distance by √(1 − γ² + γ⁴).
+    and the server averages the w_i. On f = xy, the steps of `FedAvgSaddle` spiral outwards, whereas these steps, of
+    size γ < 1, multiply the distance by √(1 − γ² + γ⁴).
 
     With unlike clients the limit is off even for one local step, because each client looks ahead by itself.
     `control="anchor"` corrects both lines with h = mean G_i(w), as in `FedGDAGT`; the limit is then the saddle point.

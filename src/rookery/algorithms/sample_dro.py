@@ -33,7 +33,7 @@ class FastState(NamedTuple):
 class FastDRO:
     """SGD on the worst case of a minibatch: the samples' weights p are the worst ones for the batch's losses.
 
-    FastDRO solves single-level problems whose loss of one sample is that of a batch of one. For a large batch it
+    FastDRO solves single-level problems whose loss on a batch of one sample is that sample's loss. For a large batch it
     minimises the maximum over p of Σ p_i ℓ_i(x), where
         "cvar": every p_i ≤ 1/(αm), which gives the mean over the worst samples, a share α of them (`size`);
         "chi2": ½ mean (m p_i − 1)² ≤ ρ (`size`); or, with a `penalty`, minus λ·½ mean (m p_i − 1)²;
@@ -82,7 +82,8 @@ class FastDRO:
             raise ValueError("FastDRO: objective='kl' needs penalty, its λ; got None. Set penalty=….")
         if self.objective == "cvar" and self.penalty is not None:
             raise ValueError(
-                f"FastDRO: objective='cvar' takes size, its α, but no penalty; got {self.penalty!r}. Leave it out."
+                "FastDRO: penalty must be left out with objective='cvar', which takes size, its α; got "
+                f"{self.penalty!r}."
             )
         if not self.pool:
             return FastState(x)
@@ -143,8 +144,8 @@ class PrimalDualState(NamedTuple):
 class PDSGD:
     """Primal-dual SGD over samples: descent on x, and mirror ascent on one weight for every sample of every client.
 
-    PDSGD solves single-level problems whose loss of one sample is that of a batch of one, as KL-regularised DRO: min
-    over x, max over p of Σ p_i ℓ_i(x) − λ Σ p_i log(m p_i).
+    PDSGD solves single-level problems whose loss on a batch of one sample is that sample's loss, as KL-regularised DRO:
+    min over x, max over p of Σ p_i ℓ_i(x) − λ Σ p_i log(m p_i).
 
     With the ratio r_i = m p_i, every client keeps log r_i of its samples. A round, on a minibatch B of n_k of its m_k
     samples, updates both from the old values: x ← x − η mean_B r_i ∇ℓ_i(x), and log r_i ← (1 − γλ) log

@@ -25,7 +25,7 @@ _UPPER, _LOWER = "server_upper_optimizer", "server_lower_optimizer"
 
 
 class Moments(NamedTuple):
-    """The states of the server's optimizers for x and y; None without one, a tuple where a method has y and z."""
+    """The states of the server's optimizers for x and y: None without one, and a tuple for methods with y and z."""
 
     upper: Any
     lower: Any
@@ -44,7 +44,7 @@ class FedOpt:
     m starts at 0 and v at τ² or at `start`. Without bias correction and with start=0, Adam's first step is
     (1 − β₁)/√(1 − β₂) times that of `optax.adam`: equal for β₂ = .99, and 3.2 times as long for β₂ = .999.
 
-    Use it as `with_server_optimizer(method, upper=FedOpt("adam", 0.01))`. It has the two functions of an optax
+    Use it as `with_server_optimizer(method, upper=FedOpt("adam", 0.01))`. `FedOpt` has the two functions of an optax
     optimizer, `init` and `update`. Departures from the paper: none known; `start` may be 0, as in FLamby.
 
     Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021, Alg. 2.
@@ -97,8 +97,8 @@ def with_server_optimizer(method: Algorithm, upper: Any = None, lower: Any = Non
         method: any method of the library or a user's, a frozen dataclass.
         upper: optax.adam(1e-3), optax.sgd(1.0, momentum=0.9), FedOpt("yogi", 1e-2), … for x; None: x stays as the
             method leaves it.
-        lower: the same for y. A method that follows the lower level twice, as F2SA does with y and z, has both stepped,
-            each with moments of its own; a method of yours names them as lower_variables = ("y", "z"). Not for methods
+        lower: the same for y. If a method has two lower variables, such as y and z of F2SA, the optimizer steps both,
+            each with its own moments; your own method declares them as lower_variables = ("y", "z"). Not for methods
             whose y is empty or belongs to the clients.
 
     The rest of the method's state (momenta, control variates, estimates) and its clients' memory stay as the method
@@ -146,13 +146,13 @@ def _extended(cls: Any) -> Any:
         lower = getattr(self, _LOWER)
         if any(getattr(state, name, None) is not None for name in ("last", "last_model")):
             raise ValueError(
-                f"{cls.__name__} must return its last iterate, from which the server optimizer steps, and it returns "
-                'another. Set output="last" (for LocalSVRG, average="last").'
+                f"{cls.__name__} must return its last iterate, because the server optimizer steps from it; it returns "
+                'another one. Set output="last" (for LocalSVRG, average="last").'
             )
         if lower is not None and not jax.tree.leaves(state.y):
             raise ValueError(
-                f"{cls.__name__} keeps no y at the server (it is empty, or belongs to the clients), and "
-                "with_server_optimizer(lower=…) would step on it. Leave lower out."
+                f"with_server_optimizer: lower must be left out for {cls.__name__}, which keeps no y at the server (y "
+                "is empty, or belongs to the clients)."
             )
         upper = _start(getattr(self, _UPPER), state.x, "upper")
         below = [_start(lower, getattr(state, name), "lower") for name in below_names] if lower is not None else [None]
@@ -188,7 +188,7 @@ def _stepped(optimizer: Any, before: tree.Tree, after: tree.Tree, moments: Any) 
 
 
 def _stepped_below(optimizer: Any, names: tuple[str, ...], state: Any, after: Any, moments: Any) -> tuple[Any, Any]:
-    """Step y, and z if the method follows the lower level twice, each with its own moments."""
+    """Step y, and z if the method has two lower variables, each with its own moments."""
     kept = []
     for name, old in zip(names, moments if len(names) > 1 else (moments,), strict=True):
         value, new = _stepped(optimizer, getattr(state, name), getattr(after, name), old)

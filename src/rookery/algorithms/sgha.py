@@ -37,15 +37,15 @@ class SGHA:
 
     Departures from the paper: the federated form is ours (with one client and one local step it is the paper's
     algorithm); so is `control`, whose "anchor" corrects every local direction by the cohort's mean direction at the
-    server's point, so that several local steps have the limit of one. λ starts at 0, x̂ at x and ŷ at y, which the paper
-    leaves open. The defaults are ours, since the theory's constants are too small to move in practice; so is
-    `difference=None`, with exact products in place of the differences. x is projected onto the problem's set, if it has
-    one, after the mean.
+    server's point, so that several local steps have the same limit as one. λ starts at 0, x̂ at x and ŷ at y, which the
+    paper leaves open. The defaults are ours, since steps with the theory's constants are too small in practice.
+    `difference=None`, with exact products in place of the differences, is ours, too. x is projected onto the problem's
+    set, if it has one, after the mean.
 
     Exchanges per round: 1, or 2 with `control="anchor"`.
 
     Arguments: see the fields, each with the paper's symbol. `difference` is the paper's τ, called δ here. The rounding
-    error of a difference is that of a gradient divided by it: below .001 is for double precision.
+    error of a difference is that of a gradient divided by δ: use values below .001 only in double precision.
 
     Example:
         >>> import rookery as rk

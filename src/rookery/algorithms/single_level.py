@@ -27,8 +27,8 @@ class FedAvg:
 
     FedAvg solves single-level problems.
 
-    With an optax `optimizer` the local steps are its updates. It has its own step size, so `step` is not used. It
-    starts afresh on every client in every round.
+    With an optax `optimizer` the local steps are its updates. The optimizer has its own step size, so `step` is not
+    used, and starts afresh on every client in every round.
 
     Departures from the paper: none.
 

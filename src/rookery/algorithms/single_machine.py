@@ -1,6 +1,6 @@
 """Bilevel methods published for one machine, in synchronous form: every oracle is the mean of the clients' oracles.
 
-With one client each is the published method. Independent oracles share an exchange. The form and its exchanges are
+With one client, each method is the published one. Independent oracles share an exchange. The form and its exchanges are
 ours, not the papers'.
 """
 

@@ -180,9 +180,9 @@ class WeightedNodesProx(_WeightedNodes):
     The returned model belongs to the weights before this step.
 
     Departures from the paper: a node sends the number ⟨∇L_k(θ), h⟩, not the vector ∇L_k(θ) (line 9); these replies are
-    not aggregated. There are two steps γ, as in the experiments: `model_step` for θ and `linear_step` for h. T_s is the
-    same in all rounds. `output="last"` returns the last weights, as in the experiments, and "random" those of line 13:
-    one of w^(0), …, w^(S−1), each equally likely, with its θ. Local-SVRG is as in `LocalSVRG`.
+    not aggregated. There are two step sizes γ, as in the experiments: `model_step` for θ and `linear_step` for h. T_s
+    is the same in all rounds. `output="last"` returns the last weights, as in the experiments, and "random" those of
+    line 13: one of w^(0), …, w^(S−1), each equally likely, with its θ. Local-SVRG is as in `LocalSVRG`.
 
     Exchanges per round: 2⌈T_s/τ⌉ + 1, and 1 more if a client holds the centre's data. All clients take part.
 
@@ -227,10 +227,10 @@ class WeightedNodesABA(_WeightedNodes):
     The method solves weighted-nodes problems, like `WeightedNodesProx`.
 
     Round s = 0, 1, … (Alg. 2) is w_md = 2/(s+2)·w + s/(s+2)·w_ag (line 4); ∇F(w_md) as in `WeightedNodesProx` (lines
-    5–12); w ← Proj(w − η(s+1)/4·∇F) (line 13); w_ag ← Proj(w_md − η∇F) (line 14). It returns w_ag, with the model of
-    w_md.
+    5–12); w ← Proj(w − η(s+1)/4·∇F) (line 13); w_ag ← Proj(w_md − η∇F) (line 14). The method returns w_ag, with the
+    model of w_md.
 
-    Departures from the paper: those of `WeightedNodesProx`.
+    Departures from the paper: as in `WeightedNodesProx`.
 
     Exchanges per round: 2⌈T_s/τ⌉ + 1, and 1 more if a client holds the centre's data. All clients take part.
 

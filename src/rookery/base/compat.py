@@ -26,12 +26,12 @@ def without_unused(jaxpr: Jaxpr, needed: list[bool]) -> tuple[Jaxpr, list[bool]]
 
 
 def lower_as(primitive: Primitive, function: Callable[..., Any]) -> None:
-    """Let XLA compile a primitive, one with several results, as this function. Debugging runs need it."""
+    """Let XLA compile a primitive with several results as this function. Debugging runs need it."""
     mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=True))
 
 
 def batch_elementwise(primitive: Primitive) -> None:
-    """Let `vmap` pass through a primitive, one with several results, that treats each of its operands by itself."""
+    """Let `vmap` pass through a primitive that has several results and treats each of its operands separately."""
     batching.primitive_batchers[primitive] = lambda args, dims, **params: (primitive.bind(*args, **params), dims)
 
 
@@ -53,7 +53,7 @@ def keys_by_kernel() -> Callable[[bool], Any] | None:
 def cpu_options() -> dict[str, Any]:
     """Return options for programs on a CPU: without XLA's fusion emitters, they compile in two thirds of the time.
 
-    They run as fast. Returns {} if this version of XLA has no other emitters.
+    The programs run equally fast. Returns {} if this version of XLA has no other emitters.
     """
     options = {"xla_cpu_use_fusion_emitters": False}
     try:
@@ -74,7 +74,7 @@ def shared_service() -> Any:
 
 
 def looks_for_reused_keys() -> bool:
-    """Return whether JAX checks for reused keys, which takes a row of a table for the same key in every iteration."""
+    """Return whether JAX checks for reused keys. The check mistakes the rows of a table of keys for one key."""
     return bool(getattr(jax.config, "jax_debug_key_reuse", False))
 
 

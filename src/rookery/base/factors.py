@@ -1,4 +1,4 @@
-"""Values of many records side by side, without forming the outer products in them.
+"""Values of many records at once, without forming the outer products that they contain.
 
 A record's gradient in a dense layer is the outer product of the layer's input and the gradient of its output. Its norm
 follows from these two factors, and a weighted sum of many records' gradients is a single matrix product of them.
@@ -31,7 +31,7 @@ class _Term(NamedTuple):
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A value that is a sum of matrix products with axes in one order; without terms, a value as it is."""
+    """A value: the sum of matrix products (`terms`) with axes in one order or, without terms, any other value."""
 
     shape: tuple[int, ...]
     terms: tuple[_Term, ...] = ()
@@ -81,7 +81,7 @@ class Values:
         return functools.reduce(_hypotenuse, (_norms(value) / unit for value, unit in zip(values, units, strict=True)))
 
     def sums(self, values: Sequence[Any], units: Sequence[Array], weights: Float[Array, " n"]) -> Any:
-        """Return Σ weights_i · value_i, with each leaf in its unit; records of weight zero are not looked at."""
+        """Return Σ weights_i · value_i, with each leaf in its unit; records of weight zero are ignored."""
         counts = weights != 0
         masked = lambda a: jnp.where(_per_record(counts, a), _wide(a), 0)
         total = []
@@ -125,7 +125,7 @@ def _norms(value: Any) -> Array:
 
 
 def _scaled(a: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
-    """Return each record's entries divided by the largest of them, and that, so that no square overflows."""
+    """Return each record's entries divided by the largest one, and the largest one, so that no square overflows."""
     a = _wide(a)
     most = jnp.max(jnp.abs(a), axis=axes, initial=0)
     limit = float(jnp.finfo(a.dtype).max) / 8  # above it, 1/most is flushed to zero

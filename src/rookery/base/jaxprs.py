@@ -118,7 +118,7 @@ class LoopBody:
     Attributes:
         carry: the initial carry, in the types that the body returns.
         consts: the values that fn closes over.
-        aux: its shapes.
+        aux: the shapes of the aux.
         jaxpr: a function of (*consts, i, *carry, *draws made ahead).
     """
 
@@ -158,7 +158,7 @@ class LoopBody:
         return jax.tree.unflatten(self._structure, out[: self._count]), aux
 
     def prune(self) -> None:
-        """Remove dead code, such as keys that nothing is drawn from, which would be compiled before it is dropped."""
+        """Remove dead code, such as unused keys. XLA would remove it, too, but only after it has compiled it."""
         pruned, _ = prune(self.jaxpr)
         self.jaxpr = part(pruned, pruned.eqns, self.jaxpr.invars, pruned.outvars)
 

@@ -79,7 +79,7 @@ def table(frame: pd.DataFrame, title: str = "") -> Table:
 
 @contextmanager
 def bar(*columns: ProgressColumn, show: bool, transient: bool = False) -> Iterator[Progress]:
-    """Show a progress bar on standard error, or nothing: an older rich ends even a disabled bar with a blank line."""
+    """Show a progress bar on standard error, or nothing. (Old versions of rich end a disabled bar by a blank line.)"""
     progress = Progress(*columns, console=Console(stderr=True), disable=not show, transient=transient)
     with progress if show else nullcontext():
         yield progress

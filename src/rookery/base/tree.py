@@ -46,7 +46,7 @@ def norm(a: Tree) -> Float[Array, ""]:
 
 
 def clipped(a: Tree, bound: Scalar) -> Tree:
-    """a·min(1, bound/‖a‖), or zero if (‖a‖/bound)² is not finite, in single precision or that of a."""
+    """a·min(1, bound/‖a‖), or zero if (‖a‖/bound)² is not finite in single precision or in the type of a."""
     leaves = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(a) if leaf.size]
     if not leaves:
         return a

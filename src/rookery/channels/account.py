@@ -1,7 +1,7 @@
 """The privacy account of a run with noise: its ε, computed by Google's `dp-accounting` from what the plan releases.
 
-A release is a sum with Gaussian noise. Its noise multiplier is the standard deviation over the largest effect that one
-unit (a client, or a record) has on the sum when it is added or left out.
+A release is a sum with Gaussian noise. Its noise multiplier is the standard deviation divided by the largest effect
+that one unit (a client, or a record) has on the sum when it is added or left out.
 """
 
 import importlib
@@ -18,12 +18,12 @@ _MOST_NOISE = math.log(1e6)
 
 @dataclass(frozen=True)
 class Draws:
-    """Samples of units that are drawn alike, each with all that is released of it.
+    """Samples of units that are drawn in the same way, with everything that is released of each sample.
 
     Attributes:
-        times: how many are drawn.
+        times: the number of samples.
         precision: Σ 1/σ² over the releases of one sample, where σ is a noise multiplier relative to the others.
-        chance: of a unit to be in the sample.
+        chance: the probability that a unit is in a sample.
     """
 
     times: int
@@ -37,10 +37,10 @@ class Account:
 
     Attributes:
         start, round: the samples that `init` and a round draw.
-        fixed: (n, size) if samples other than of all units have a fixed size and are drawn without replacement. Two
-            runs are then neighbours if one unit's data are replaced, which has twice the effect of leaving it out.
+        fixed: (n, size) if samples, unless they contain all units, have a fixed size and are drawn without replacement.
+            Two runs are then neighbours if one unit's data are replaced, which has twice the effect of leaving it out.
             None: each unit is drawn independently of the others, and neighbours differ in one unit that is left out.
-        overflow: the probability that a sample has no place for one more unit. It is added to δ.
+            overflow: the probability that a sample has no place for one more unit. It is added to δ.
     """
 
     start: tuple[Draws, ...]
@@ -92,8 +92,8 @@ class Account:
             low, high = high, high + 1
             if high > _MOST_NOISE:
                 raise ValueError(
-                    f"epsilon must be large enough for {rounds} rounds; got {epsilon!r}. Run fewer rounds, or allow "
-                    "more."
+                    f"epsilon must be large enough for {rounds} rounds; got {epsilon!r}. Run fewer rounds, or "
+                    "increase epsilon."
                 )
         while excess(low) <= 0:
             low, high = low - 1, low
@@ -115,7 +115,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Worst:
-    """The accounts of several data sets, of which a unit is in one: the largest ε counts."""
+    """The accounts of several data sets. Each unit is in one of them, so the largest ε counts."""
 
     accounts: tuple[Account, ...]
 

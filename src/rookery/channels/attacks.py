@@ -1,8 +1,8 @@
-"""Attacks to try robust means with: what clients that lie send instead of their replies.
+"""Attacks for testing robust means: what lying clients send instead of their replies.
 
-`rk.Faults(attack=rk.attacks.SignFlip(2))` has two clients lie. They replace what would be sent, after every channel's
-encoding, so that a clip does not bind them. What is replaced are the real numbers of an update; for replies that are
-iterates, an update is the difference to the value that the server sent. The start, and the centre's data, are honest.
+`rk.Faults(attack=rk.attacks.SignFlip(2))` makes two clients lie. They replace what would be sent, after every channel's
+encoding, so that a clip does not limit them. Only the real numbers of an update are replaced; for replies that are
+iterates, an update is the difference from the value that the server sent. The start, and the centre's data, are honest.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class _Attack:
     Arguments:
         attackers: the number of clients that lie, their share of all clients, or a tuple with the clients' numbers.
         redraw: whether a new set of clients lies in each round; False: the same clients in all rounds.
-        seed: draws the clients that lie in all rounds. With `redraw`, the run's seed does.
+        seed: draws the clients that lie in all rounds. With `redraw`, the run's seed draws them.
         bookkeeping: whether bookkeeping is replaced, too.
     """
 
@@ -57,13 +57,11 @@ class _Attack:
                 f"clients' numbers; got {who!r}."
             )
         if self.redraw and chosen:
-            raise ValueError(
-                f"rk.attacks.{name}: redraw must be False for chosen attackers; got {who!r}. Leave it out."
-            )
+            raise ValueError(f"rk.attacks.{name}: redraw must be False if attackers are clients' numbers; got {who!r}.")
 
     @property
     def alone(self) -> bool:
-        """Whether a client can make its lie by itself, at its site."""
+        """Whether a client can compute its lie by itself, at its site."""
         return not (self.knows_all or self.redraw)
 
     def check(self, n: int) -> None:
@@ -92,7 +90,7 @@ class _Attack:
         return self._replaced(message, lambda leaves: self.own(leaves, key), lies)
 
     def replace_all(self, messages: Any, ids: Array, liars: Array, present: Any, key: Array) -> Any:
-        """All messages, a row for each client of the cohort, those of liars replaced."""
+        """All messages, with a row for each client of the cohort, and the liars' rows replaced."""
         liars = liars if present is None else liars & present
         honest = ~liars if present is None else ~liars & present
         if self.knows_all:
@@ -139,7 +137,7 @@ class Noise(_Attack):
     """Normal noise instead of the update. Every client of the cohort is sent a key of 8 bytes for each exchange.
 
     Arguments:
-        scale: its standard deviation.
+        scale: the standard deviation of the noise.
     """
 
     scale: float = 1.0
@@ -182,8 +180,8 @@ class ALittleIsEnough(_Attack):
     """ALIE: the mean of the honest replies minus z standard deviations, coordinate by coordinate.
 
     Arguments:
-        z: how many; None: the largest for which enough honest replies are still farther from the mean, Φ⁻¹((m − f −
-            s)/(m − f)) with s = ⌊m/2⌋ + 1 − f, for f liars among the m clients that reply.
+        z: the number of standard deviations. None: the largest for which enough honest replies are still farther from
+            the mean, Φ⁻¹((m − f − s)/(m − f)) with s = ⌊m/2⌋ + 1 − f, for f liars among the m clients that reply.
 
     Reference: Baruch, Baruch and Goldberg, A Little Is Enough: Circumventing Defenses For Distributed Learning, NeurIPS
     2019.
@@ -207,7 +205,7 @@ class ALittleIsEnough(_Attack):
 class Mimic(_Attack):
     """All liars send the reply of the honest client with the lowest number, which then counts several times.
 
-    (In the paper they choose the client whose replies vary most, from a few rounds of watching.)
+    (In the paper the attackers watch a few rounds, and choose the client whose replies vary most.)
 
     Reference: Karimireddy, He and Jaggi, Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing, ICLR 2022.
     """
@@ -225,7 +223,8 @@ class LabelFlip(_Attack):
 
     Arguments:
         flip: flip(rows) -> rows of the same shapes, e.g. `lambda rows: {**rows, "label": 9 - rows["label"]}`. It is
-            given all samples of a level, and its result is used for those of the attackers. Test data stay as they are.
+            given all samples of a level, but only the attackers' samples are replaced by its result. Test data stay as
+            they are.
     """
 
     flip: Any = None
@@ -238,7 +237,9 @@ class LabelFlip(_Attack):
                 'rows: {**rows, "label": 9 - rows["label"]}.'
             )
         if self.redraw:
-            raise ValueError("rk.attacks.LabelFlip: redraw must be False, because data stay; got True. Leave it out.")
+            raise ValueError(
+                "rk.attacks.LabelFlip: redraw must be False, because data stay the same; got True. Leave it out."
+            )
 
     def poisoned(self, clients: Clients) -> Clients:
         """Return the clients with the attackers' data flipped."""

@@ -1,4 +1,4 @@
-"""How one array is made smaller for a message, and what the server makes of it: sparse, quantised, of low rank."""
+"""Codecs that make one array smaller for a message, and restore it at the server: sparse, quantised, of low rank."""
 
 import math
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class TopK:
 
 @dataclass(frozen=True)
 class RandomK:
-    """One entry, drawn at random, of each of k stretches of equal length; the seed stands for their places."""
+    """One random entry of each of k stretches of equal length; a seed is sent instead of the entries' places."""
 
     share: float | None
     k: int | None
@@ -100,7 +100,7 @@ class RandomK:
 
 @dataclass(frozen=True)
 class Quantize:
-    """Levels at equal distances from −s to s, of which one is 0 with 4 or 8 bits, and the number s. See `quantize`."""
+    """Equally spaced levels from −s to s (with 4 or 8 bits one of them is 0), and the number s. See `quantize`."""
 
     bits: int
     name: ClassVar[str] = "quantize"

@@ -16,12 +16,12 @@ _FEEDBACK = ("error", "difference", "aggregate", None)
 
 @dataclass(frozen=True)
 class Compression:
-    """A codec for each array of a message, and how what it leaves out is made up for.
+    """A codec for each array of a message, and the feedback that makes up for what the codec leaves out.
 
     Arguments:
         codec: how an array is packed.
         feedback: see `top_k`.
-        bound: the norm to which the server scales down what it unpacks, for noise after it; None: it does not.
+        bound: the norm to which the server scales down what it unpacks, if noise follows; None: it is not scaled.
     """
 
     codec: Any
@@ -47,7 +47,7 @@ class Compression:
 
     @property
     def in_words(self) -> str:
-        """What is done to a reply, for a site's owner."""
+        """A description, for a site's owner, of what is done to a reply."""
         added = {
             "error": " What is left out stays here and is added to the next reply.",
             "difference": " Only the difference to what the coordinator already knows of it is sent.",
@@ -59,8 +59,8 @@ class Compression:
         """Return the same compression, with what it unpacks scaled down to this norm; see `rk.chain`."""
         if self.feedback is not None:
             raise ValueError(
-                f"rk.chain: noise needs a bound on each message, and feedback={self.feedback!r} adds to a message what "
-                "is known of earlier ones. Use feedback=None before noise."
+                f"rk.chain: noise needs a bound on each message, and feedback={self.feedback!r} adds values from "
+                "earlier messages. Use feedback=None before noise."
             )
         if isinstance(self.codec, RandomK):
             raise ValueError(
@@ -143,7 +143,8 @@ class Compression:
         if self._feedback(exchange) == "difference" and not exchange.steady:
             raise ValueError(
                 f'{name}: feedback="difference" needs every client in every round, with weights that do not change; '
-                f'the exchange {exchange.name!r} may lack some or weighs them anew. Use feedback="error".'
+                f"in the exchange {exchange.name!r}, clients may be missing or weights may change. Use "
+                'feedback="error".'
             )
 
 
@@ -155,17 +156,18 @@ def top_k(share: float | None = None, *, k: int | None = None, feedback: str | N
 
     The result is biased, and `feedback` makes up for what is left out:
 
-    - `"error"`: a client keeps what it left out and adds it to its next message. It may be absent from rounds.
+    - `"error"`: a client keeps what it left out and adds it to its next message. The client may be absent from rounds.
       Everything is sent in the end. If clients differ, iterates stay at a distance of the order of the step size from
       the solution, unless the step decreases.
     - `"difference"`: a client sends how its update differs from what the server knows of it. Differences vanish, so
-      iterates converge to the solution with a constant step. It needs every client in every round.
+      iterates converge to the solution with a constant step. This needs every client in every round.
     - `"aggregate"`: a client sends how its update differs from the last aggregate, which it is sent. The server adds
       the aggregate again. Clients remember nothing, so it suits clients that are sampled.
     - `None`: what is left out is lost.
 
     All three cover means and sums, and "error" covers gathers, too. Other messages are compressed without feedback:
-    those of a client that holds the centre's data and, for what a client remembers, of a cohort drawn by `resample`.
+    those of a client that holds the centre's data and, where clients would have to remember something, those of a
+    cohort drawn by `resample`.
 
     Arguments:
         share: the share of each array's entries that is sent, rounded up; above 0 and below 1.
@@ -184,11 +186,11 @@ def top_k(share: float | None = None, *, k: int | None = None, feedback: str | N
 
 
 def random_k(share: float | None = None, *, k: int | None = None, feedback: str | None = None) -> Compression:
-    """Send k entries of each array, drawn at random by each client, and a seed of 4 bytes that tells their places.
+    """Send k entries of each array, drawn at random by each client, and a seed of 4 bytes that gives their places.
 
-    An array is divided into k stretches of equal length (up to 1), and one entry is drawn from each. Without feedback,
-    and with feedback="aggregate", entries are multiplied by the length of their stretch, so that the expected result is
-    the update itself.
+    An array is divided into k stretches whose lengths differ by at most 1, and one entry is drawn from each. Without
+    feedback, and with feedback="aggregate", entries are multiplied by the length of their stretch, so that the expected
+    result is the update itself.
 
     Arguments:
         share, k, feedback: see `top_k`.
@@ -199,10 +201,10 @@ def random_k(share: float | None = None, *, k: int | None = None, feedback: str 
 def quantize(bits: int = 8, *, feedback: str | None = None) -> Compression:
     """Round each entry to one of a few levels between −s and s, where s is the largest absolute value of its array.
 
-    There are 255 levels for 8 bits, 15 for 4 and the two ends for 1. Several levels share a byte. Without feedback, and
-    with feedback="aggregate", an entry is rounded up or down at random, so that the expected result is the update
-    itself. With the other kinds of feedback it is rounded to the nearest level; with 1 bit, its sign times the mean
-    absolute value is sent.
+    There are 255 levels for 8 bits, 15 for 4, and only the two ends for 1. With 4 bits or 1, a byte holds several
+    entries. Without feedback, and with feedback="aggregate", an entry is rounded up or down at random, so that the
+    expected result is the update itself. With the other kinds of feedback it is rounded to the nearest level; with 1
+    bit, its sign times the mean absolute value is sent.
 
     Arguments:
         bits: 8, 4 or 1.

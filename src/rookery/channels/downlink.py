@@ -49,7 +49,7 @@ class Broadcast(Plain):
 
     @property
     def down(self) -> Downlink:
-        """What packs the values that clients are sent."""
+        """The `Downlink` that packs the values sent to clients."""
         return Downlink(Quantize(self.bits))
 
 
@@ -57,9 +57,10 @@ def broadcast(bits: int = 8) -> Broadcast:
     """Round what the server sends to its clients: each entry of an array x to one of a few levels within max |x|.
 
     In every round, floating-point arrays of 16 numbers or more are rounded up or down at random, as by `rk.quantize`,
-    and sent with so many bits per number; all clients of a round are sent the same. The server keeps the exact values:
-    an update is the difference to what a client was sent, and the server adds it to its own. Smaller arrays, rows of
-    `fed.scatter`, messages to a centre and everything in the start and in evaluations are sent as they are.
+    and sent with `bits` bits per number; all clients of a round are sent the same. The server keeps the exact values:
+    an update is the difference from the rounded value that a client was sent, and the server adds it to the exact one.
+    Smaller arrays, rows of `fed.scatter`, messages to a centre and everything in the start and in evaluations are sent
+    as they are.
 
     The error is in proportion to the largest entry of x, so that iterates stay at a distance from the solution.
 

@@ -33,17 +33,17 @@ def private(
     **A client is the unit** (the default). A client's update to each exchange is clipped, and the server adds Gaussian
     noise to the result. Cohorts are drawn from the server's own entropy. With `cohort=rk.Poisson(50)` the same ε needs
     less noise than with cohorts of fixed size. The threat is anyone who sees all results that the server computes, and
-    knows the data of all clients but one. The server itself is trusted. Not covered are `Run.memory` and the counts of
-    work and of missing replies in the history, which the server should keep to itself. Refused are methods that gather
-    single replies, bookkeeping without a bound, a centre held by a client, and weights from the clients' sizes.
+    knows the data of all clients but one. The server itself is trusted. `Run.memory` and the counts of work and of
+    missing replies in the history are not covered: the server should keep them to itself. Methods that gather single
+    replies, bookkeeping without a bound, a centre held by a client, and weights from the clients' sizes are refused.
 
     **A record is the unit** (`unit="record"`). A client clips what each of its records contributes to an oracle (∇_y g,
     ∇²_y g·v, …), adds them up and adds the noise itself, before anything leaves it. All that it sends is made of such
     sums. Minibatches contain each record with the same probability, drawn from the client's own entropy. The threat is
-    anyone who sees all that the client sends, the server included, and knows all its records but one. Public are the
-    clients' numbers of records; a record must be in one client's data once, in the lower or in the upper set (clients
-    with one set for both are accounted for). Methods that use single samples are refused. Terms of a loss without data
-    belong into the problem's `penalty`: elsewhere they are clipped with the records.
+    anyone who sees all that the client sends, the server included, and knows all its records but one. The clients'
+    numbers of records are public. A record must be in one client's data once, in the lower or in the upper set (clients
+    with one set for both are accounted for). Methods that use single samples are refused. Put terms of a loss without
+    data into the problem's `penalty`: elsewhere they are clipped with the records.
 
     Both refuse `evaluate_client`, `keep_best` and `rk.tune`. `evaluate` must use public data.
 
@@ -51,15 +51,15 @@ def private(
         epsilon: ε. None: there is no budget, and the history shows what the given `noise` costs.
         delta: δ, below 1/n for n clients, or for the n records of the largest client.
         clip: the largest norm of a client's update, or {name of an exchange: norm}. For records, the largest norm of
-            what one record contributes to an oracle, or {name of an oracle: norm}; that of a product (`g_yy`, `g_xy`,
-            `r_x`) is relative to the norm of the vector.
+            what one record contributes to an oracle, or {name of an oracle: norm}; the norm for a product (`g_yy`,
+            `g_xy`, `r_x`) is relative to the norm of the vector.
         rounds: the rounds that share the budget; None: those of `rk.solve`. After them the run ends.
         unit: "client" or "record".
-        noise: the noise multiplier, or {name of an exchange: multiplier}: the standard deviation over the largest
+        noise: the noise multiplier, or {name of an exchange: multiplier}: the standard deviation divided by the largest
             effect of one client. For records: one, or {"lower": multiplier, "upper": multiplier}. None: the smallest
             that keeps to ε, divided among the exchanges so that their noise together is smallest.
-        quantile: let each bound follow this quantile of the updates' norms (Andrew et al., 2021), from `clip` on. A
-            twentieth of the privacy of each exchange pays for it. Clients only. None: fixed bounds.
+        quantile: let each bound follow this quantile of the updates' norms (Andrew et al., 2021), starting from `clip`.
+            A twentieth of the privacy of each exchange pays for it. Clients only. None: fixed bounds.
         then: a channel for the messages, whose values are private already, such as
             `rk.chain(rk.clip(10.0), rk.secure_sum())`. Records only.
 
@@ -85,7 +85,9 @@ def private(
     fields = None if epsilon is None else float(epsilon), float(delta), bounds, rounds, levels
     fits = unit == _RECORD and is_channel(then) and not hasattr(then, "calibrated") and not compresses(then)
     if then is not None and not fits:
-        raise ValueError(f'rk.private: then must be a channel such as rk.clip(1.0), with unit="record"; got {then!r}.')
+        raise ValueError(
+            f'rk.private: then must be a channel such as rk.clip(1.0), and needs unit="record"; got {then!r}.'
+        )
     if unit == _CLIENT:
         return Private(*fields, quantile=quantile)
     if quantile is not None:

@@ -82,8 +82,8 @@ class Private(Budgeted):
         n = setting.clients.n
         if self.delta >= 1 / n:
             raise ValueError(
-                "rk.private: delta must be below 1/n, because a larger one would let a run publish a client's data, "
-                f"for n = {n} clients; got {self.delta!r}."
+                f"rk.private: delta must be below 1/n for the n = {n} clients, because a larger delta would let a run "
+                f"publish a client's data; got {self.delta!r}."
             )
         if setting.clients.by_size:
             raise ValueError(
@@ -111,7 +111,7 @@ class Private(Budgeted):
         return state, ()
 
     def public(self, state: Any) -> Any:
-        """What the clients are told: an adaptive bound."""
+        """The value that clients are sent: an adaptive bound."""
         return state.get("bound")
 
     def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:

@@ -49,8 +49,8 @@ class PrivateRecords(Budgeted):
         if isinstance(self.clip, tuple) and oracle not in dict(self.clip):
             known = ", ".join(repr(name) for name, _ in self.clip)
             raise ValueError(
-                f"rk.private: clip must have a number for each oracle that the method uses; it has {known}, and not "
-                f"{oracle!r}."
+                f"rk.private: clip must have a number for each oracle that the method uses; got numbers for {known}, "
+                f"and none for {oracle!r}."
             )
         return of_name(self.clip, oracle)
 

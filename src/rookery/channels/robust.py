@@ -282,7 +282,7 @@ def nearest_neighbors(rule: Rule) -> Mixing:
     It makes the replies of unlike clients more alike, and tolerates as many attackers as `rule` does.
 
     Arguments:
-        rule: e.g. `rk.trimmed_mean(2)`, whose attackers are f.
+        rule: e.g. `rk.trimmed_mean(2)`; f is its number of attackers.
 
     Reference: Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan, Fixing by Mixing: A Recipe for Optimal
     Byzantine ML under Heterogeneity, AISTATS 2023.

@@ -18,7 +18,7 @@ _FEWEST = 3  # clients: with two, each could subtract its own reply from the sum
 
 
 class FixedPoint(NamedTuple):
-    """The integers of one array.
+    """How one array is written as integers.
 
     Attributes:
         bound: the largest absolute value.
@@ -51,7 +51,7 @@ class SecureSum(Plain):
 
     @property
     def secure(self) -> "SecureSum":
-        """This: see `Chain.secure`."""
+        """The channel itself; see `Chain.secure`."""
         return self
 
     def init(self, exchange: ChannelExchange) -> tuple[Any, Any]:
@@ -70,7 +70,7 @@ class SecureSum(Plain):
     def fewest(self, clients: int) -> int:
         """Return the fewest replies that are added up: two thirds of the cohort, unless a number was given.
 
-        As many sites must act together to reveal a mask. Because they are more than half, a coordinator that tells
+        It takes the same number of sites to reveal a mask. Because they are more than half, a coordinator that tells
         sites different things can't have both parts of a mask revealed.
         """
         if clients < _FEWEST:
@@ -171,13 +171,13 @@ def secure_sum(bits: int = 32, unit: float | None = None, threshold: int | None 
 
     Clients multiply their updates by their weights and round them to integers modulo 2^bits. In a federation over a
     network, and in `rk.Federation()`, each site hides its integers under masks that cancel in the sum (Bonawitz et al.,
-    2017), and the coordinator receives numbers that look random. A simulation rounds in the same way, without masks. It
-    must be the last member of a chain, after `rk.clip`, whose bound fixes the integers.
+    2017), and the coordinator receives numbers that look random. A simulation rounds in the same way, without masks. A
+    secure sum must be the last member of a chain, after `rk.clip`, whose bound fixes the integers.
 
-    If sites drop out in the middle of an exchange, the sum is that of the others. With fewer replies than the
-    threshold, nothing is revealed and the round fails. Refused, before the run, are methods that gather single replies,
-    a centre held by a client, bookkeeping without a bound, channels that reduce single replies, fewer than three
-    clients, cohorts drawn with replacement, and integers that could overflow.
+    If sites drop out in the middle of an exchange, the sum is over the remaining ones. With fewer replies than the
+    threshold, nothing is revealed and the round fails. The following are refused before the run: methods that gather
+    single replies, a centre held by a client, bookkeeping without a bound, channels that reduce single replies, fewer
+    than three clients, cohorts drawn with replacement, and integers that could overflow.
 
     Arguments:
         bits: 16, 32 or 64 (which needs `jax_enable_x64`). With 16 bits a message is half as long, and rounding is

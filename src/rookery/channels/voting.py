@@ -28,7 +28,7 @@ class Votes(NamedTuple):
 
     @classmethod
     def of(cls, rows: list[Array], counted: Array, liars: Any) -> "Votes":
-        """Return the votes without replies that are not finite, each of which counts as a liar found."""
+        """Return the votes without replies that are not finite; each of these counts as a detected liar."""
         finite = [jnp.all(jnp.isfinite(a.reshape(len(a), -1)), axis=1) for a in rows]
         usable = functools.reduce(jnp.logical_and, finite, counted)
         left_out = jnp.sum(counted & ~usable, dtype=jnp.int32)
@@ -132,7 +132,7 @@ class Rule(Plain):
 
 
 def variables(message: Any) -> list[list[Array]]:
-    """The arrays of each variable. The entries of a tuple, and of tuples in it, are variables; so is anything else."""
+    """The arrays of each variable. Every entry of a (nested) tuple is a variable; any other message is a single one."""
     if isinstance(message, tuple):
         return [variable for entry in message for variable in variables(entry)]
     return [jax.tree.leaves(message)] if jax.tree.leaves(message) else []
@@ -157,7 +157,7 @@ def middle(votes: Votes) -> list[Array]:
 
 
 def _between(votes: Votes, cut: Any) -> list[Array]:
-    """The means of the sorted entries from place `cut` on, without as many at the end."""
+    """The mean of each coordinate's sorted entries, without the first `cut` and the last `cut` of them."""
 
     def one(a: Array) -> Array:
         ranked = jnp.sort(jnp.where(_beside(votes.counted, a), a, jnp.inf), axis=0)

@@ -97,7 +97,7 @@ def _verdict(found: Found) -> str:
 
 
 def _privacy(log: Audit, rules: Policy) -> dict[str, Any]:
-    """Return what the site has spent, of all runs and of each; empty if no run was private for each record."""
+    """Return what the site has spent, in total and by run; empty if no run was private for each record."""
     deltas = [run.delta for run in log.runs.values() if run.delta is not None]
     if not deltas:
         return {}

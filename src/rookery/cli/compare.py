@@ -78,7 +78,7 @@ def _common_metric(sources: Sequence[Source], metric: str | None, by: str) -> Di
 def collect(sources: Sequence[Source], goal: Direction) -> tuple[pd.DataFrame, list[dict[str, Any]], list[str]]:
     """Return all histories in one table with a column for each measure, a summary of each run, and notes.
 
-    Runs of one label are averaged over the rounds that all of them have; a note says so if they differ.
+    Runs with the same label are averaged over the rounds that all of them have; a note says if their rounds differ.
     """
     import pandas as pd
 
@@ -98,7 +98,9 @@ def collect(sources: Sequence[Source], goal: Direction) -> tuple[pd.DataFrame, l
         rounds = [{*histories[k]["round"]} for k in places]
         common = set.intersection(*rounds)
         if not common:
-            raise ValueError(f"The runs of {label} must have a round in common; they have none. Compare them alone.")
+            raise ValueError(
+                f"The runs of {label} must have a round in common; they have none. Compare them separately."
+            )
         if common < set.union(*rounds):
             for k in places:
                 histories[k] = histories[k][histories[k]["round"].isin(common)]

@@ -40,7 +40,7 @@ def config_option(ctx: typer.Context, path: Path | None) -> Path | None:
 
 
 def set_with_config(ctx: typer.Context, entries: list[str] | None) -> list[str] | None:
-    """Add the file's settings to those of --set, which win."""
+    """Add the file's settings to those of --set, which take precedence."""
     from_file = dict(ctx.meta.get(_SET, {}))
     for entry in entries or []:
         from_file.pop(entry.partition("=")[0].strip().replace("-", "_"), None)

@@ -19,7 +19,7 @@ class Entry:
     """A method in a story.
 
     Attributes:
-        words: the method in words.
+        words: a description of the method.
         algorithm, rounds: how it is run.
         chosen: settings of the method or the task, chosen from the grid `searched` by `benchmarks/demo_search.py`, on
             images that are in no test set.

@@ -25,7 +25,7 @@ _WORKER = "ROOKERY_WORKER"
 
 
 def join(distributed: bool, coordinator: str | None, processes: int | None, process: int | None) -> bool:
-    """Join the other processes of a distributed run; return whether this is one.
+    """Join the other processes if this run is distributed; return whether it is.
 
     The work is done in a child process: JAX kills it if another process dies, and this one remains to report it.
     """

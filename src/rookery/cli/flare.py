@@ -161,7 +161,7 @@ def _wait_for(folder: Path, seconds: float = 60.0) -> None:
 
 
 def _check_references(options: dict[str, Any], own: nvflare.Settings) -> None:
-    """Raise ValueError unless the server's settings list the job's task, or list no tasks and it has a plain name.
+    """Raise ValueError unless the server's settings list the job's task, or list no tasks and its name is plain.
 
     Without this, package.module:name could call anything: `os:system` would run a command.
     """

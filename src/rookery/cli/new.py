@@ -44,8 +44,8 @@ def new(
     kind, start = find("kind", kind, {"problem": "start", "algorithm": "Start"})
     if kind == "problem" and problem is not None:
         raise ValueError(
-            "--problem must be left out of `rookery new problem`, as it says what an algorithm solves; got "
-            f"{problem!r}."
+            "--problem must be left out of `rookery new problem`, because it names the problem that a new algorithm "
+            f"solves; got {problem!r}."
         )
     solved, task = find("class of problems", problem or "bilevel", _TASKS)
     identifier = name.replace("-", "_")

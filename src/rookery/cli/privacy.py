@@ -48,8 +48,8 @@ class Privacy(NamedTuple):
         """The channel; None without one. Raise ValueError for options that do not belong together."""
         if self.secure_sum and (self.clip is None or self.epsilon is not None):
             raise ValueError(
-                "--secure-sum needs --clip, from which its integers follow, and no --private. Give --clip alone, or "
-                "write rk.private(..., unit='record', then=...) in Python."
+                "--secure-sum needs --clip, whose bound fixes its integers, and must be given without --private. Give "
+                "--clip only, or write rk.private(..., unit='record', then=...) in Python."
             )
         if self.epsilon is None:
             given = {"delta": self.delta, "unit": self.unit, "poisson": self.poisson or None}
@@ -96,7 +96,7 @@ class Privacy(NamedTuple):
 
     @property
     def public(self) -> dict[str, Any]:
-        """The channel and the attack as run.json names them; what a private run is given stands in `describe`."""
+        """The channel and the attack, for run.json; for a private run, `describe` gives its settings instead."""
         without = ("private", "delta", "unit", "poisson") if self.epsilon is None else _OPTIONS[:-1]
         return {name: value for name, value in self.recorded.items() if value is not None and name not in without}
 
@@ -111,7 +111,7 @@ class Privacy(NamedTuple):
         return rk.Poisson(size)
 
     def describe(self, rounds: int) -> dict[str, Any] | None:
-        """Return what run.json says of a private run before it starts; None if it is not private."""
+        """Return the entry of run.json for a private run before it starts; None if it is not private."""
         if self.epsilon is None:
             return None
         asked = self.channel
@@ -121,8 +121,8 @@ class Privacy(NamedTuple):
     def check(self, request: Request, cohort: Any, rounds: int) -> None:
         """Raise ValueError if the run would be refused.
 
-        Where the data are elsewhere, what records cost depends on sizes that only the sites know, so that the engine
-        and the sites check the budget later.
+        If the data are at sites, the cost for each record depends on sizes that only the sites know, so the engine and
+        the sites check the budget later.
         """
         from rookery.problems.functions import required_arguments
         from rookery.run.arguments import check_publishes_nothing

@@ -132,7 +132,7 @@ def find_either(reference: str) -> Named:
 
 
 def offered(kind: str) -> tuple[dict[str, Named], list[str]]:
-    """Return all algorithms or all tasks, sorted by name, and an error line for each broken one of a package."""
+    """Return all algorithms or all tasks, sorted by name, and a line for each one of a package that can't be used."""
     known, look_up = (ALGORITHMS | SPECIAL, find_algorithm) if kind == "algorithm" else (TASKS, find_task)
     found, broken = {}, []
     for name in names(kind):

@@ -105,7 +105,7 @@ def asfbo_products() -> float:
 
 
 def fednest_products() -> float:
-    """Count them for FedNest, which computes the hidden layer's output on the training data once a round."""
+    """Count the same for FedNest, which computes the hidden layer's output on the training data once a round."""
     hidden, output = INPUTS * WIDTH, WIDTH * CLASSES
     steps = -(-PASSES * TRAINING // BATCH)
     lower = TRAINING * (hidden + 2 * output) + (steps - 1) * 2 * BATCH * 2 * output  # the anchor, and SVRG's pairs

@@ -76,8 +76,8 @@ def tune(
 
     if private is not None:
         raise ValueError(
-            "--private can't be kept by a search: each candidate is a run that reveals something. Tune on public data, "
-            "without --private."
+            "--private must be left out of a search, in which each candidate is a run that reveals something. Tune on "
+            "public data."
         )
     settings, speeds = settings or [], Speeds(clock, deadline, first, correct)
     if until is not None and clock is None:
@@ -148,7 +148,7 @@ def tune(
     if not (tuning.value > tuning.start if tuning.higher_is_better else tuning.value < tuning.start):
         complain(f"No candidate is better than the start, where {tuning.metric} is {report.number(tuning.start)}.")
     if until is not None and tuning.rounds == most:
-        complain(f"The best candidate ended after {most} rounds, maybe before {until:g} s. Give more --rounds.")
+        complain(f"The best candidate ran all {most} rounds, perhaps in less than {until:g} s. Increase --rounds.")
     if tuning.interrupted:
         complain("Stopped early: this is the best so far.")
         raise typer.Exit(130)
@@ -170,7 +170,7 @@ def _search(over: list[str] | None, method: Any, settings: list[str]) -> dict[st
         names = [name for name in step_sizes(method) if name not in given]
         if not names and step_sizes(method):
             raise ValueError(
-                f"--set gives every step size of {type(method).__name__}. Name those to search with --over."
+                f"--set gives every step size of {type(method).__name__}. Name the step sizes to search with --over."
             )
         return dict.fromkeys(names) or None
     ranges: dict[str, Any] = {}

@@ -148,5 +148,5 @@ def class_codes(
     else:
         codes = _codes(column, name, classes, "classes", of)
     if len(classes) == 1:
-        warnings.warn(f"column {name!r} has only one class, {classes[0]!r}: nothing to tell apart.", stacklevel=3)
+        warnings.warn(f"column {name!r} has only one class, {classes[0]!r}, so nothing can be learned.", stacklevel=3)
     return np.asarray(codes, np.int32), tuple(classes)

@@ -14,7 +14,7 @@ from rookery.data.rows import ClientRows, Count, View, entries
 
 
 class Layout:
-    """A pytree of the data at every level, the weights and the centre's data; `Clients` adds what users call."""
+    """A pytree of the data at every level, the weights and the centre's data; `Clients` adds the methods for users."""
 
     weights: Float[Array, " n"]
     replace: bool
@@ -51,7 +51,7 @@ class Layout:
 
     @property
     def center(self) -> ClientRows | None:
-        """The centre's data, as those of one client, if there are any."""
+        """The centre's data, in the form of one client's data; None if there are none."""
         return self._center
 
     @property
@@ -95,7 +95,7 @@ class Layout:
 
         Arguments:
             ids: their numbers; None: only the shapes of one client's data.
-            here: their places among the clients whose data are here; None: all clients' are.
+            here: their places among the clients whose data are here; None: the data of all clients are here.
         """
         rows: Callable[[Any], Any]
         number: Callable[[Any, Any], Any]
@@ -135,7 +135,7 @@ class Layout:
         return self.map_levels(local, jnp.ones(1))
 
     def at_site(self, local: "Layout") -> Self:
-        """Return the data of a site, `local`, as those of one of these clients: see `site`."""
+        """Return a site's data, `local`, in the form of the data of one of these clients: see `site`."""
 
         def of(described: ClientRows | None, data: ClientRows | None) -> ClientRows | None:
             if described is None or data is None:
@@ -146,7 +146,7 @@ class Layout:
         return self.with_data([of(described, data) for described, data in pairs], jnp.ones(1))
 
     def site_shapes(self, local: Self) -> Self:
-        """Return the shapes with which a site traces a plan: its own rows, and one number for every client."""
+        """Return the shapes with which a site traces a plan: its own rows, and every client's offset and size."""
         shape = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype)
         everyone = lambda a: jax.ShapeDtypeStruct((self.n,), a.dtype)
 

@@ -15,7 +15,7 @@ Count = int | Int[Array, ""]
 
 
 class Batch(NamedTuple):
-    """Samples for a loss. With a mask, only the marked rows count, and the loss is their mean, row by row."""
+    """Samples for a loss. With a mask, the loss is evaluated row by row and averaged over the marked rows."""
 
     rows: Rows
     mask: Bool[Array, " rows"] | None = None
@@ -33,7 +33,7 @@ class Chunks(NamedTuple):
 
 
 def _refuse(self: Any, key: Any = "") -> Any:
-    """Stand in for the methods of an array, which a batch does not have; a tuple's own indices are integers."""
+    """Raise TypeError where a batch is used as an array. Integer indices work, because a batch is a tuple."""
     if isinstance(key, int | slice):
         return tuple.__getitem__(self, key)
     raise TypeError(

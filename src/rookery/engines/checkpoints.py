@@ -24,7 +24,7 @@ _digests: weakref.WeakKeyDictionary[Clients, str] = weakref.WeakKeyDictionary()
 
 
 def identity(algorithm: Any, clients: Clients, start: Any, seed: int, cohort: int, program: str) -> dict[str, Any]:
-    """Return all that a run's numbers depend on. A checkpoint continues only runs in which it is the same."""
+    """Return everything that a run's numbers depend on. A checkpoint continues only runs for which this is the same."""
     hyperparameters = {}
     for field in dataclasses.fields(algorithm):
         value = getattr(algorithm, field.name)
@@ -67,7 +67,7 @@ class Keepers(Protocol):
         """Wait until all sites have written; return False if one can't be reached."""
 
     def restore(self, done: int) -> None:
-        """Continue at all sites from that round (-1: from where they are), deleting later ones."""
+        """Continue at all sites from round `done` (-1: from where they are), deleting later rounds."""
 
 
 class Saved(NamedTuple):
@@ -80,7 +80,8 @@ class Saved(NamedTuple):
 class Checkpoint:
     """The checkpoint of a run: this folder holds the server's part, and each keeper holds its own.
 
-    A round counts as saved once all have saved it. Until then all keep the round before.
+    A round counts as saved once the server and all keepers have saved it. Until then, all of them keep the previous
+    one.
 
     Arguments:
         folder: the folder.
@@ -154,7 +155,7 @@ class Checkpoint:
         if header["round"] > rounds:
             raise ValueError(
                 f"rounds must be at least {header['round']}, the rounds saved in {where}; got {rounds}. "
-                "Or choose another folder."
+                "Give more rounds, or another folder."
             )
 
     def _last_common(self, saved: list[int], of_keepers: dict[str, list[int]]) -> int:

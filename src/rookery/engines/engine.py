@@ -101,7 +101,7 @@ class Session(Protocol):
         """Compute the state before the first round, and return its cost."""
 
     def advance(self, rounds: int) -> list[Amounts]:
-        """Compute that many rounds, or fewer if the run has to stop, and return the cost of each."""
+        """Compute this many rounds, or fewer if the run has to stop, and return the cost of each."""
 
     def measure(self) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Evaluate the job's `measure`: a number for each client by name, and which clients replied.
@@ -113,9 +113,9 @@ class Session(Protocol):
         """Return all that `restore` needs except what the keepers hold: a pytree of arrays, valid until `advance`."""
 
     def by_client(self) -> ByClient | None:
-        """Return what of `save` has a row for each client, and which rows have changed since the last call.
+        """Return which arrays of `save` have a row for each client, and which rows have changed since the last call.
 
-        None: nothing, or everything has to be written each time. `restore` counts as a call.
+        None: no array has, or everything must be written each time. `restore` counts as a call.
         """
 
     def restore(self, saved: Any, rounds: int) -> None:
@@ -230,7 +230,7 @@ class Traced:
 
     @property
     def fingerprint(self) -> str:
-        """Of the plans of the start and of a round, of their constants, and of how much late replies count."""
+        """A digest of the plans of the start and of a round, of their constants, and of the weight of late replies."""
         late = [] if self.job.asynchronous is None else [repr(self.job.asynchronous)]
         plans = self.start, self.round
         return jaxprs.digest(*(p.fingerprint for p in plans), *(const for p in plans for const in p.consts), *late)

@@ -34,7 +34,7 @@ class ByClient(NamedTuple):
 class Folder:
     """A folder of saved rounds, each in its own folder, which is either complete or absent.
 
-    A round with changed rows alone is read together with earlier rounds, which are kept as long as it is.
+    A round with changed rows alone is read together with earlier rounds, which are kept as long as that round.
 
     If several processes run together, all see the folder: each writes its part of the arrays, and the lead process
     writes the rest.
@@ -242,7 +242,7 @@ class Folder:
         return self._orbax
 
     def _damaged(self, done: int, part: int | None = None) -> ValueError:
-        """The error for a round that cannot be read; `part`: because of this round, on which it builds."""
+        """The error for a round that cannot be read; `part`: the damaged round on which it builds."""
         before = [other for other in self._listed() if other < (done if part is None else part)]
         which = "it" if part in (None, done) else f"round_{part} and all later rounds"
         advice = f"delete {which} to go on from round {before[-1]}" if before else f"delete {self} to start afresh"

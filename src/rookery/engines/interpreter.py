@@ -34,7 +34,7 @@ Block = int | str | Fitting  # clients computed side by side; "auto": chosen wit
 
 @dataclass(eq=False)
 class Mapped:
-    """A client's function and its operands. It is computed when one of its values is needed."""
+    """A client's function and its operands. The function is computed when one of its values is needed."""
 
     call: calls.MapCall
     ids: Array
@@ -218,7 +218,7 @@ class Interpreter(Visitor[Any]):
         return list(group.values())
 
     def _read_later(self, mapped: Mapped, group: list[Mapped]) -> list[bool]:
-        """Whether a later step, or a function outside this group, reads it, for each value of a function."""
+        """For each value of a function: whether a later step, or a function outside this group, reads it."""
         waiting = [d for d in self._deferred if not d.rows and d not in group]
         pending = [v for d in waiting for v in d.local if isinstance(v, MappedValue) and v.mapped is mapped]
         read = {v.output for v in pending}
@@ -356,7 +356,7 @@ def auto_block(maps: list[calls.MapCall], fit: int | None = None) -> int:
 
 
 def _large_products(jaxpr: Jaxpr) -> bool:
-    """Return whether it multiplies a matrix so large that those of several clients do not fit into a cache."""
+    """Return whether it multiplies a matrix so large that several clients' matrices do not fit into a cache."""
     large = lambda eqn: any(ledger.nbytes([v.aval]) > _CACHE for v in (*eqn.invars, *eqn.outvars))
     return any(
         (eqn.primitive is jax.lax.dot_general_p and large(eqn)) or any(map(_large_products, jaxprs.within(eqn.params)))

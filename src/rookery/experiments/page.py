@@ -28,8 +28,8 @@ from rookery.experiments.machinery.texts import paper_texts
 Claims = Sequence[Mapping[str, Any]]
 Rows = Sequence[tuple[str, str, str]]
 PAPERS = {folder: paper_texts(folder) for folder in dict.fromkeys(name.split("-")[0] for name in EXPERIMENTS)}
-_SHOWN = """A claim is shown with the one number that decides it, rounded; the others and every difference from the
-paper are under “set-up and all runs”."""
+_SHOWN = """Each claim is shown with the one number that decides it, rounded. The other numbers and {} are under
+“Set-up and all runs”."""
 _HARD = "\N{NO-BREAK SPACE}"
 
 
@@ -69,6 +69,30 @@ def _paper(name: str) -> str:
     return name.split("-")[0]
 
 
+def _is_ours(paper: str) -> bool:
+    """Whether a page has experiments of our own only, which follow no paper."""
+    return all(experiment.is_ours for name, experiment in EXPERIMENTS.items() if _paper(name) == paper)
+
+
+def heading(name: str) -> str:
+    """The heading of an experiment on its page: its name or, if it follows no paper, its title."""
+    return _title(name) if _is_ours(_paper(name)) else name
+
+
+def _title(name: str) -> str:
+    title = EXPERIMENTS[name].title
+    return f"{title[:1].upper()}{title[1:]}"
+
+
+def _anchor(name: str) -> str:
+    """The anchor of an experiment's heading, as MyST makes it.
+
+    >>> _anchor("fednest-fig4"), _anchor("delay")
+    ('fednest-fig4', 'accuracy-by-the-clock')
+    """
+    return re.sub(r"[^\w\- ]", "", heading(name).lower()).replace(" ", "-")
+
+
 def _count(claims: Iterable[Mapping[str, Any]], kind: Kind) -> Counter[str]:
     return Counter(row["verdict"] for row in claims if row["kind"] == kind)
 
@@ -100,13 +124,13 @@ def _line(name: str, claims: Claims, headlines: Rows) -> str:
     verdict = f"{'our own: ' * (kind == 'own')}{_of(_count(claims, kind))}"
     paper, _, short = name.partition("-")
     words = f"{PAPERS[paper].name}, {short}" if short else PAPERS[paper].name
-    return f"| [{words}](reproduction/{paper}.md#{name}) | {' | '.join(headline)} | {verdict} |"
+    return f"| [{words}](reproduction/{paper}.md#{_anchor(name)}) | {' | '.join(headline)} | {verdict} |"
 
 
 def _other(name: str, claims: Claims) -> str:
     """An experiment that does not follow a figure of the paper."""
     kinds = [f"{words} {_of(_count(claims, kind))}" for kind, words in KINDS.items() if _count(claims, kind)]
-    return f"[{name.partition('-')[2]}](reproduction/{_paper(name)}.md#{name}) ({', '.join(kinds)})"
+    return f"[{name.partition('-')[2]}](reproduction/{_paper(name)}.md#{_anchor(name)}) ({', '.join(kinds)})"
 
 
 def _others(count: Counter[str]) -> str:
@@ -148,7 +172,8 @@ def _of_paper(paper: str, own: Mapping[str, Claims], headlines: Mapping[str, Row
             count = _count(everything, kind)
             short = "; ".join(filter(None, [_of(count), _others(count)]))
             lines.append(f"- Claims, {words}, reproduced: {short}.")
-    lines += ["", _SHOWN, "", *_not_reproduced(own)]
+    more = "the limits of the runs" if _is_ours(paper) else "every difference from the paper"
+    lines += ["", _SHOWN.format(more), "", *_not_reproduced(own)]
     for name, claims in own.items():
         lines += ["", *_section(name, claims, headlines[name])]
     toctree = [":hidden:", ":caption: Set-ups and runs", "", *(f"{name}/summary" for name in own)]
@@ -162,7 +187,7 @@ def _not_reproduced(own: Mapping[str, Claims]) -> list[str]:
         for row in claims:
             if row["verdict"] != REPRODUCED and row["kind"] != "own":
                 reason = (verdict_in_words(row), row["note"])
-                rows.setdefault(reason, []).append(f"[{name}](#{name}): {row['claim']}")
+                rows.setdefault(reason, []).append(f"[{name}](#{_anchor(name)}): {row['claim']}")
     if not rows:
         return []
     cells = [("<br>".join(claims), verdict, why) for (verdict, why), claims in rows.items()]
@@ -170,9 +195,9 @@ def _not_reproduced(own: Mapping[str, Claims]) -> list[str]:
 
 
 def _section(name: str, claims: Claims, headlines: Rows) -> list[str]:
-    experiment = EXPERIMENTS[name]
-    title = f"{experiment.title[:1].upper()}{experiment.title[1:]}"
-    lines = [f"## {name}", "", f"{title}. [Set-up and all runs]({name}/summary.md).", ""]
+    title, more = _title(name), f"[Set-up and all runs]({name}/summary.md)"
+    about = f"{more}; made by `rookery reproduce {name}`." if _is_ours(_paper(name)) else f"{title}. {more}."
+    lines = [f"## {heading(name)}", "", about, ""]
     lines += [f"![{title}]({name}/{name}.png)", ""]
     if any(paper != "–" for _, paper, _ in headlines):
         lines += [*table(("", "the paper's", "ours"), headlines), ""]

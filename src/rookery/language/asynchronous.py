@@ -19,8 +19,8 @@ class Asynchronous:
     which is a round, and empties the buffer. The staleness of a reply is the number of steps that the server has made
     since the client began.
 
-    A mean in a round is over the replies in the buffer. Values that clients have moved away from the server's, such as
-    x after local steps, are replaced by their differences to the model with which the client began: the server adds
+    A mean in a round is over the replies in the buffer. For values that clients have moved away from the server's, such
+    as x after local steps, a client sends the difference Δ_j from the model with which it began, and the server adds
     Σ s_j p_j Δ_j / Σ p_j to its newest value. Other values, such as gradients, are averaged with weights s_j p_j.
 
     Arguments:

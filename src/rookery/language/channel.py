@@ -18,10 +18,10 @@ class ChannelExchange(NamedTuple):
     Attributes:
         name: its name in the method, such as "x".
         kind: "mean", "sum", "gather" or, if a client holds the centre's data, "center".
-        shapes: of a client's update (its difference to `around`, if the method names one): a tree of
+        shapes: the shapes of a client's update (its difference from `around`, if the method names one): a tree of
             `jax.ShapeDtypeStruct`, with None instead of bookkeeping.
         share: in `decode`: the largest weight of a client in the result.
-        public: in `encode` and `decode`: what the channel's `public(state)`, if it has one, tells the clients.
+        public: in `encode` and `decode`: the value that the clients are sent, if the channel has `public(state)`.
         steady: whether every client replies in every round, with the same weight.
         state: in `reduce`: the server's state.
         key: in `reduce`: a key that is derived from the seed.
@@ -78,15 +78,16 @@ class Channel(Protocol):
     message, with None instead of its `Bookkeeping`. It refuses an exchange that it cannot handle by an error in `init`.
 
     One channel of a chain may also have `reduce(exchange, rows, weights, present)`, e.g. a median instead of the mean.
-    `rows` has a row for each client, the `weights` of a mean add up to 1, and absent clients have weight 0. It may then
-    have `reduce_bookkeeping(marks, rows, weights, present)`, too, for the bookkeeping; otherwise that is summed.
+    `rows` has a row for each client, the `weights` of a mean add up to 1, and absent clients have weight 0. This
+    channel may also have `reduce_bookkeeping(marks, rows, weights, present)`; otherwise the bookkeeping is summed.
 
     One channel of a chain may have `unpack(exchange, message, state)`, which turns a compressed message back into an
-    update of the original shapes. It runs at the server, for each reply, before replies are added up. `state` is that
-    of the server's side; what `unpack` computes must depend on nothing else.
+    update of the original shapes. It runs at the server, for each reply, before replies are added up. `state` is the
+    state of the server's side; what `unpack` computes must depend on nothing else.
 
     Clients and server may share numbers that change, such as a random rotation for each round: `public(state)` returns
-    what the clients are sent of the server's state. They find it in `exchange.public`, and the ledger counts it.
+    the part of the server's state that the clients are sent. Clients find it in `exchange.public`, and the ledger
+    counts it.
 
     A channel after which noise may follow has an attribute `bound`: no message of a client has a larger norm, over all
     its numbers together. A channel with `unpack` has a method `held_to(bound)` instead, which returns a channel whose
@@ -99,7 +100,7 @@ class Channel(Protocol):
     def encode(self, exchange: ChannelExchange, value: Any, key: Array, state: Any) -> tuple[Any, Any]:
         """At the client: the message, and the client's new state.
 
-        `key` derives from the seed and is another one for each client, round and exchange.
+        `key` derives from the seed and differs for each client, round and exchange.
         """
 
     def decode(self, exchange: ChannelExchange, total: Any, key: Array, state: Any) -> tuple[Any, Any]:
@@ -165,7 +166,7 @@ class Chain:
         return None
 
     def public(self, state: Any) -> tuple[Any, ...]:
-        """What the members tell the clients; None for those that tell nothing."""
+        """The values that the members send to the clients, with None for members that send nothing."""
         of_one = lambda member, state: member.public(state) if hasattr(member, "public") else None
         return tuple(map(of_one, self.members, state))
 
@@ -230,7 +231,7 @@ def chain(*members: Channel) -> Channel:
 
 
 def _check_bound(member: Any, before: list[Any]) -> None:
-    """Raise ValueError if a channel before this one has a bound, which the next one may not keep."""
+    """Raise ValueError if an earlier channel has a bound that a channel between it and this one may not keep."""
     last = next(
         (i for i, other in reversed(list(enumerate(before))) if getattr(other, "bound", None) is not None), None
     )
@@ -265,7 +266,7 @@ def _is_secure(channel: Any) -> bool:
 
 
 def _with_packing(given: list[Any]) -> list[Any]:
-    """Check the members of a chain around one that compresses, which keeps to a bound if noise follows."""
+    """Check the members of a chain with one that compresses, and return them, its output bounded if noise follows."""
     if not any(map(compresses, given)):
         return given
     members = [single for member in given for single in _flat(member)]
@@ -299,7 +300,7 @@ def _with_packing(given: list[Any]) -> list[Any]:
 
 
 def down(channel: Any) -> Any:
-    """What packs the values that clients are sent: the `down` of a member, or None."""
+    """The object that packs the values sent to clients: the `down` of a member, or None."""
     return next((member.down for member in _flat(channel) if hasattr(member, "down")), None)
 
 
@@ -403,7 +404,7 @@ class Faults:
             than it needs. Fast clients are then heard more often than slow ones, and the result is biased towards their
             data.
         correct: with `deadline` or `first`: divide each client's weight by its chance to be heard, so that slow clients
-            count as much as fast ones in the long run. It needs a method that only takes means with the clients' own
+            count as much as fast ones in the long run. This needs a method that only takes means with the clients' own
             weights, and speeds with which no client is always late.
     """
 

@@ -57,7 +57,7 @@ class Client(Oracles):
         self._replace = clients.replace
 
     def with_key(self, key: Array) -> "Client":
-        """The same client, with a key for data taken without one."""
+        """The same client, with a key for random losses on data that are taken without a key."""
         client = copy(self)
         client._key = key
         return client
@@ -99,7 +99,7 @@ class Client(Oracles):
         return jnp.arange(view.widest) < view.size
 
     def _all(self, level: str) -> Data:
-        """All data of a level. `loop` calls it first, so that they are taken outside its body."""
+        """All data of a level. `loop` calls this first, so that the data are taken outside its body."""
         if level not in self._wholes:
             self._wholes[level] = self._views[level].all()
         return self._wholes[level]
@@ -283,5 +283,5 @@ class Client(Oracles):
 
 def _required(key: Array | None) -> Array:
     if key is None:
-        raise ValueError("A minibatch, or a batch for a random loss, is drawn by a key. Give a key.")
+        raise ValueError("A minibatch, or a batch for a random loss, needs a key; got None. Give a key.")
     return key

@@ -23,13 +23,13 @@ class Clock:
     """The speeds of clients, for simulated seconds: `rk.solve(..., clock=rk.Clock(compute=50.0, uplink=1e6))`.
 
     In an exchange, a client is busy for `latency` + bytes down / `downlink` + work / `compute` + bytes up / `uplink`,
-    and the server waits for the slowest client that replies. Work and bytes are those of the ledger. A gradient counts
-    as one unit of work, for minibatches of any size, and a product with a Hessian or a Jacobian as two. A round also
-    includes the work of clients after its last exchange. In a loop of exchanges, clients begin each turn together. The
-    server's own work takes no time. The column `clock` of the history has the seconds so far.
+    and the server waits for the slowest client that replies. Work and bytes are counted as in the ledger. A gradient
+    counts as one unit of work, for minibatches of any size, and a product with a Hessian or a Jacobian as two. A round
+    also includes the work of clients after its last exchange. In a loop of exchanges, clients begin each turn together.
+    The server's own work takes no time. The column `clock` of the history has the seconds so far.
 
-    Each speed is a number, an array with a number for each client, an array with a row of these for each round, which
-    repeats after the last row, or a distribution such as `scipy.stats.lognorm(1.0)`, from which each client draws one
+    Each speed is a number, an array with a number for each client, an array with such a row for each round (after the
+    last row it begins again), or a distribution such as `scipy.stats.lognorm(1.0)`, from which each client draws one
     number.
 
     Arguments:

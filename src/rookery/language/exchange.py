@@ -305,7 +305,7 @@ class Exchanging:
         return lambda both: (channel.unpack(exchange, both[0], state), both[1])
 
     def _decoded(self, channel: Any, exchange: Any, total: Any, keys: Any) -> Any:
-        """What the channel's server side makes of a result; its state is threaded on."""
+        """The result, decoded by the channel's server side, whose state is updated."""
         tracing = self._tracing
         result, state = channel.decode(exchange, total, keys.noise, self._server_state(channel, exchange))
         states = tracing.threaded.server or {}
@@ -323,7 +323,7 @@ class Exchanging:
     ) -> list[Any]:
         """The bookkeeping of a result as the channel leaves it: a private one adds noise.
 
-        `whole`: what the shares of all clients add up to.
+        `whole`: the sum of the shares of all clients.
         """
         if not hasattr(channel, "hide") or not values:
             return values
@@ -370,7 +370,7 @@ class Exchanging:
         return self._tracing.faults is not None or self._drawn is not None
 
     def _mask(self, record: Exchange, keys: Any) -> list[Array]:
-        """Whose replies arrive, and in time; empty if no reply can be lost. With a clock, the server waits for them."""
+        """Which replies arrive in time; empty if no reply can be lost. With a clock, the server waits for them."""
         present, watch, faults = self._present(keys) if self._lossy else None, self._tracing.watch, self._tracing.faults
         if watch is not None:
             self._chances(record)
@@ -412,8 +412,8 @@ class Exchanging:
         if times is None:
             if faults.correct:
                 raise ValueError(
-                    "faults: correct needs to know before the run how long clients take, and how much they compute for "
-                    f"the exchange {record.name!r} is drawn. Leave correct out, or give fixed numbers of steps."
+                    "faults: correct needs to know before the run how long clients take, but how much they compute for "
+                    f"the exchange {record.name!r} is drawn later. Leave correct out, or give fixed numbers of steps."
                 )
             return None
         names, asked = self._clients.names, self.cohort_size

@@ -305,8 +305,8 @@ class Fed(Exchanging):
             return self
         if self._tracing.rate is not None:
             raise ValueError(
-                "fed.everyone must not be used in a run that is private for each client, because its account counts on "
-                "drawn cohorts; got a cohort that is drawn. Leave cohort out of solve."
+                "fed.everyone must not be used in a run that is private for each client, because the privacy "
+                "account assumes drawn cohorts; got a cohort that is drawn. Leave cohort out of solve."
             )
         return self._with_cohort(jnp.arange(self.n, dtype=jnp.int32))
 
@@ -375,7 +375,7 @@ class Fed(Exchanging):
             return np.asarray(self._counts(work, operands, inputs, everyone, watch.sizes, ""))
 
     def _packed_down(self, work: Any, operands: list[Any], inputs: Inputs) -> tuple[Any, list[Any], Inputs]:
-        """A client's function that is sent packed values, which it unpacks first."""
+        """The client's function, changed so that it is sent packed values and unpacks them first."""
         down, sent, rest = self._tracing.down, operands[: inputs.sent], operands[inputs.sent :]
         packed = [self._tracing.packed(value) for value in sent]
         likes = [jax.typeof(value) for value in sent]

@@ -226,7 +226,7 @@ def is_step(algorithm: Any, name: str) -> bool:
 
 
 class Split(NamedTuple):
-    """An algorithm in two parts: the record without its floats and arrays, and these, which are traced."""
+    """An algorithm in two parts: a record without floats and arrays, and the floats and arrays, which are traced."""
 
     fixed: Any
     traced: dict[str, Any]

@@ -40,7 +40,7 @@ def heard(
 
 
 def chances(times: np.ndarray, cohort: int, deadline: float | None, first: int | None, dropout: float) -> np.ndarray:
-    """Return each client's chance to be in time when it is asked and its reply is not lost.
+    """Return each client's chance to be in time, provided that it is asked and its reply is not lost.
 
     The chances are exact, and means over the first axis of `times`. A client is among the first if fewer than `first`
     others of its cohort, which is drawn uniformly, are faster and reply.
@@ -90,7 +90,7 @@ def checked_chances(
 ) -> tuple[np.ndarray, list[int]]:
     """Return each client's chance to be heard in time, and the clients that never are.
 
-    Raise ValueError if too few clients can ever reply in time, or if some client never can and `faults.correct` is set.
+    Raise ValueError if too few clients can ever reply in time or, with `faults.correct`, if one of them never can.
     """
     n = len(names)
     soonest = np.sort(times.min(axis=tuple(range(times.ndim - 1))))[min(faults.minimum, n) - 1]
@@ -112,7 +112,7 @@ def checked_chances(
 
 
 def uncorrected(name: str, why: str) -> str:
-    """Say that the bias of an exchange cannot be corrected."""
+    """Return the message that the bias of an exchange cannot be corrected."""
     return (
         "faults: correct must be False with this method and channel, because only means with the clients' own weights "
         f"can be corrected, and the exchange {name!r} {why}. Leave correct out."

@@ -66,7 +66,7 @@ def stepwise(turn: jaxprs.LoopBody, count: Any, before: int, go_on: Any, carry: 
 
 
 def rarely(condition: Any, compute: Callable[[], C], otherwise: C, products: bool = False) -> C:
-    """Return compute() if the condition holds, else `otherwise`. Vectorised, it computes one by one where it holds."""
+    """Return compute() if the condition holds, else `otherwise`. Vectorised, it computes only where it holds."""
     closed = jax.make_jaxpr(compute)()  # its constants become arguments, which a batching rule can see
     jaxpr = convolutions.rewrite(closed.jaxpr) if products else closed.jaxpr
     leaves, structure = jax.tree.flatten(otherwise)

@@ -71,7 +71,7 @@ def _divided(total: C, count: Any) -> C:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def fixed_value(name: str, value: Array) -> Array:
-    """The value of an oracle. Differentiating it raises, because that work would not be counted."""
+    """The value of an oracle. Differentiating it raises an error, because the work would not be counted."""
     return value
 
 

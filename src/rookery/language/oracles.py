@@ -115,7 +115,7 @@ class Oracles:
         """∇_x f − ∇²_xy g · v, ∇_y g and ∇²_y g · v − ∇_y f, on a batch of each level.
 
         Small batches of one kind go through the problem's features together, if it has any. A network then needs one
-        matrix product forward and one back instead of two, and writes x's gradient once.
+        matrix product forward and one backward instead of two each, and writes x's gradient once.
         """
         if not means.share_features(self.problem, x, upper, lower):
             f_x, f_y = self.f_x_and_y(x, y, upper)
@@ -138,9 +138,9 @@ class Oracles:
         return d_x, g_y, tree.scale(-1, tree.add(minus_g_yy, f_y))
 
     def r(self, x: tree.Tree, batch: Data, level: int = 0) -> tree.Tree:
-        """The value of the inner function. Like f and g, it counts by its samples only.
+        """The value of the inner function. Like f and g, it counts as samples, not as a gradient.
 
-        A `MultiLevel` problem has several, and `level` is the number of one, from 0; x is then what it takes.
+        A `MultiLevel` problem has several inner functions: `level` is the number of one, from 0, and x its argument.
         """
         return self._mean("r", self._inner(level), batch, lambda r: r(x), Block("r"))
 

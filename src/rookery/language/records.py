@@ -36,12 +36,12 @@ class Drawn:
     Attributes:
         view: the client's data.
         index, count: the records.
-        expected: the public number that a mean divides by: the expected number of records.
+        expected: the expected number of records, a public number by which a mean divides.
         level: "lower" or "upper".
-        number: of the draw, in this function.
-        chance: of a record to be drawn, at the client with the fewest.
+        number: the number of the draw, in this function.
+        chance: the probability that a record is drawn, at the client with the fewest records.
         depth: the number of loops around the draw.
-        size: how many records are expected, if the client has so many; None: all.
+        size: the expected number of records, if the client has as many; None: all.
         key: for a random loss.
     """
 
@@ -58,7 +58,7 @@ class Drawn:
 
     @property
     def rows(self) -> Any:
-        """Refused: only oracles see the records."""
+        """Raise ValueError: only oracles see the records."""
         raise ValueError(
             "A method must use only means over samples in a run that is private for each record; this one uses "
             "batch.rows, single samples."

@@ -121,7 +121,7 @@ class Tracing:
         return [jax.random.fold_in(jax.random.fold_in(self._keys.noise, _RECORDS), self._mapped), self.levels]
 
     def records_of(self, noise: list[Any]) -> Records | None:
-        """What makes a client's oracles private for each record; None without noise."""
+        """The `Records` that make a client's oracles private for each record; None without noise."""
         return Records(self.channel.bound, *noise) if noise else None
 
     def enter(self, i: Any, threaded: Threaded) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ Average = Literal["last", "theory"]
 
 
 class FiniteSum(NamedTuple):
-    """A node's f_k, the mean of its f_{k,i}, by the gradients that Local-SVRG needs."""
+    """A node's f_k, the mean of its f_{k,i}, given by the gradients that Local-SVRG needs."""
 
     whole: Callable[[Client, tree.Tree, Array], tree.Tree]  # ∇f_k(x)
     difference: Callable[[Client, tree.Tree, tree.Tree, Data], tree.Tree]  # ∇f_{k,B}(x) − ∇f_{k,B}(r)

@@ -19,7 +19,7 @@ _NOTHING: Tags = frozenset()
 def check(plan: Plan, how: Asynchronous) -> None:
     """Raise ValueError, with the reason, if the rounds of this plan can't be asynchronous.
 
-    They can if clients reply once, from nothing but what they were sent at the beginning, and if the server uses their
+    They can if clients reply once, using only what they were sent at the beginning, and if the server uses their
     replies only through one mean or sum.
     """
     name, counts_alike = plan.title.partition(".")[0], how.staleness == 0 and how.oldest is None

@@ -142,9 +142,9 @@ class ReduceCall(ExchangeCall):
 
     `unpack`: if a channel compresses the rows, the server's work on one of them before it is added to the sums. Its
     inputs are the server's values in its `operands`, and a client's row.
-    `asynchronous`: if the sums are over the replies that have arrived, to this request or an earlier one, weighted by
-    their staleness: for each sum, whether it is one of differences to what clients were sent. The last outputs are then
-    the sum of the weights without staleness, the sum with it, and the largest weight with it.
+    `asynchronous`: not None if the sums are over the replies that have arrived, to this request or an earlier one,
+    weighted by their staleness. It says for each sum whether it adds differences from what clients were sent. The last
+    outputs are then the sum of the weights without staleness, the sum with it, and the largest weight with it.
     """
 
     primitive = "reduce"
@@ -169,7 +169,7 @@ class ReduceCall(ExchangeCall):
 
 
 class _Rows(NamedTuple):
-    """Stands for a variable, one that no step of a plan defines."""
+    """A stand-in for a variable that no step of a plan defines."""
 
     aval: ShapedArray
 

@@ -35,10 +35,10 @@ class RecordEvent:
 
     Attributes:
         level: the data set, "lower" or "upper".
-        chance: of a record to be drawn.
+        chance: the probability that a record is drawn.
         times: how often such a minibatch is drawn in a round.
-        size: how many records are expected, if the client has so many; None: all.
-        center: whether they are the centre's.
+        size: the expected number of records, if the client has as many; None: all.
+        center: whether the records are the centre's.
         releases: for one draw, how often each group of oracles is released together.
     """
 
@@ -92,8 +92,8 @@ class _Value:
     """A value of the plan.
 
     Attributes:
-        depth: the number of loops around the step that makes it, anew in each of their turns.
-        carried: whether a loop carries it, so that a turn may have it from any turn before.
+        depth: the number of loops around the step that makes it; it is made anew in each of their turns.
+        carried: whether a loop carries it, so that it may come from any earlier turn.
     """
 
     depth: int

@@ -251,7 +251,7 @@ def plans(setting: Setting, start: Any, hyper: Any, measure: Any = None) -> tupl
 
 
 def round_plan(setting: Setting, carry: Carry, hyper: Any) -> Plan:
-    """The plan of a round. `carry`: its shapes, with a row for each client of the federation."""
+    """The plan of a round. `carry`: the shapes of its carry, with a row for each client of the federation."""
     rows = lambda a: jax.ShapeDtypeStruct((setting.cohort, *a.shape[1:]), a.dtype)
     cohorts = carry._replace(memory=jax.tree.map(rows, carry.memory), client=jax.tree.map(rows, carry.client))
 
@@ -303,7 +303,7 @@ def _start_clock(tracing: Tracing, timing: Timing | None, t: Any, plan: int) -> 
 def measure_plan(setting: Setting, measure: Callable[..., Any], carry: Carry, hyper: Any) -> Plan:
     """The plan of an evaluation: measure(client, x, y, memory) -> {name: number} on all clients, a row for each.
 
-    `carry`: the shapes. The clients' memory does not change.
+    `carry`: the shapes of the carry. The clients' memory does not change.
     """
     state = carry.state
     iterates = Carry((state.x, state.y), carry.memory)

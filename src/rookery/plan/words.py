@@ -223,7 +223,7 @@ class _Exchanges(_Named):
 
 
 def exchanges(plan: Any, client: int) -> tuple[list[Exchanged], str, int]:
-    """A client's exchanges in order, what it is sent after the last one, and the bytes of that."""
+    """A client's exchanges in order, what it is sent after the last one, and how many bytes that is."""
     words = _Exchanges(client)
     words.visit(plan.body, _inputs(plan))
     return words.found, _joined(words.sent), words.down

@@ -1,4 +1,4 @@
-"""The functions of a problem: whether they are random, how they are called, and how they are exchanged for others."""
+"""The functions of a problem: whether they are random, how they are called, and how they are replaced by others."""
 
 import inspect
 from collections.abc import Callable

@@ -94,9 +94,9 @@ def kl(loss: SampleLoss, penalty: float, cap: float | None = None, shift: float 
             same objective as a single-level problem.)
         shift: a number that replaces the level. Then x is the model, g = mean exp((ℓ − shift)/λ) and
             f(u) = shift + λ log u. With shift = 0 this is (4) of the FedDRO paper, except for the factor λ, which is
-            missing there. It is exact while the largest loss is within 60λ of the shift; beyond, exp and log continue
-            along tangents. If a running estimate of g falls behind, f is very steep there, and a run can diverge that
-            would not with a level.
+            missing there. This form is exact while the largest loss is within 60λ of the shift; beyond, exp and log
+            continue along tangents. If a running estimate of g falls behind, f is very steep there, and a run can
+            diverge that would not with a level.
 
     Example:
         >>> import jax.numpy as jnp

@@ -155,7 +155,7 @@ class Minimax(_Penalised):
 
 
 class Composed(_Penalised):
-    """A problem with inner functions, each a function of the value before: what the two classes of them share."""
+    """The part that two classes of problems share: inner functions, each of which takes the value of the one before."""
 
     inner: Any
     outer: Callable[..., Float[Array, ""]]
@@ -163,7 +163,7 @@ class Composed(_Penalised):
 
     @property
     def chain(self) -> tuple[Callable[..., tree.Tree], ...]:
-        """The inner functions, that of x first."""
+        """The inner functions, beginning with the function of x."""
         return tuple(self.inner)
 
     def tracked(self, y: tree.Tree) -> tuple[tree.Tree, ...]:
@@ -175,7 +175,7 @@ class Composed(_Penalised):
         return tuple(values)
 
     def forward(self, x: tree.Tree, evaluate: Callable[[int, tree.Tree], tree.Tree]) -> tree.Tree:
-        """Return the values, as y, where evaluate(n, z) is that of the n-th inner function, from 0, at z."""
+        """Return all values, as y; evaluate(n, z) gives the value of the n-th inner function, from 0, at z."""
         values: list[tree.Tree] = []
         for n in range(len(self.chain)):
             values.append(evaluate(n, values[-1] if values else x))
@@ -271,7 +271,7 @@ class MultiLevel(Composed):
     is smallest at another y, because the spread of the r_n,i depends on y[n − 1].
 
     Arguments:
-        inner: a tuple of functions, r_1(x, batch) and then r_n(value, batch), where value is that of the function
+        inner: a tuple of functions, r_1(x, batch) and then r_n(value, batch), where value is the value of the function
             before. Each returns an array or pytree, the mean over the batch. All take batches of the lower data.
         outer: f(value), known to all clients. If it takes data, make it the last of the inner functions, and let outer
             return its value.
@@ -315,7 +315,7 @@ class SingleLevel(_Penalised):
         project_upper: keeps x in its set after each server step.
         penalty: optional, penalty(x): a term of the loss without data; see `Bilevel`.
         batch_statistic: whether the loss is a statistic of the whole batch, such as Cox's, and not a mean over rows.
-            `solve` then does not warn that it is not a mean. It refuses runs that would evaluate the loss sample by
+            `solve` then does not warn that it is not a mean, and refuses runs that would evaluate the loss sample by
             sample: with all data of clients of unequal size, with batches larger than a client's data, with methods
             that weight single samples, and with records as the unit of privacy.
     """

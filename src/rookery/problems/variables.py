@@ -64,7 +64,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Adapted:
-    """A problem and its start as functions of `Variables`, and the way back to models."""
+    """A problem and its start as functions of `Variables`, and the conversion of results back to models."""
 
     problem: Any
     init: Any

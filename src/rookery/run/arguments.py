@@ -54,8 +54,8 @@ def _check_clock(job: Job) -> None:
         raise TypeError(f"clock must be rk.Clock(...) or None; got {job.clock!r}.")
     if job.clock is not None and is_private(job.channel):
         raise ValueError(
-            "clock must be None in a private run: seconds tell who takes part, and whom the server hears would depend "
-            "on the others. Leave out the clock, or rk.private."
+            "clock must be None in a private run, because the seconds would reveal who takes part, and other clients "
+            "would decide whose replies are in time. Leave out the clock, or rk.private."
         )
     late = {} if job.faults is None else {"deadline": job.faults.deadline, "first": job.faults.first}
     for name, value in late.items():
@@ -81,8 +81,8 @@ def _check_asynchronous(job: Job, cohort: int) -> None:
         )
     if hasattr(job.channel, "calibrated"):
         raise ValueError(
-            "asynchronous must be None in a private run, whose account counts on rounds with a cohort; got "
-            f"{how!r}. Leave it out, or rk.private."
+            "asynchronous must be None in a private run, whose privacy account assumes rounds with a cohort; "
+            f"got {how!r}. Leave it out, or rk.private."
         )
     for needed in {"all clients", "synchronous rounds"} & set(getattr(job.algorithm, "needs", ())):
         raise ValueError(
@@ -94,7 +94,7 @@ def _check_asynchronous(job: Job, cohort: int) -> None:
 def _checked_sampling(job: Job) -> Draw:
     n = job.clients.n
     if not is_private(job.channel):
-        raise ValueError(f"cohort must be a number without channel=rk.private(...); got {job.cohort!r}.")
+        raise ValueError(f"cohort must be a number, except with channel=rk.private(...); got {job.cohort!r}.")
     if job.cohort.expected >= n:
         raise ValueError(
             f"cohort must be rk.Poisson of less than {n}, the number of clients; got {job.cohort!r}. For all of them, "
@@ -114,8 +114,8 @@ def _checked_lies(job: Job, cohort: int) -> Job:
         attack.check(job.clients.n)
         if hasattr(job.channel, "calibrated"):
             raise ValueError(
-                "faults: attack must be None in a private run, whose account counts on clients that clip; got "
-                f"{attack!r}. Leave out the attack, or rk.private."
+                "faults: attack must be None in a private run, whose privacy account assumes that clients clip; "
+                f"got {attack!r}. Leave out the attack, or rk.private."
             )
     if hasattr(attack, "poisoned"):
         faults = replace(faults, attack=None)

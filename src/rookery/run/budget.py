@@ -9,7 +9,7 @@ from rookery.engines.engine import Session
 
 @dataclass
 class Budget:
-    """What a private run may reveal, and what it reveals.
+    """What a private run may reveal, and what it has revealed so far.
 
     Attributes:
         channel: the run's channel, calibrated.
@@ -55,7 +55,7 @@ class Budget:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is promised, and how, as JSON values."""
+        """The promised privacy, the clip and the noise, as JSON values."""
         channel = self.channel
         named = {name: getattr(channel, name, None) for name in ("unit", "epsilon", "delta", "quantile")}
         named = {name: value for name, value in named.items() if value is not None}

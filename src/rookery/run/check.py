@@ -187,7 +187,7 @@ def _finite(problem: Problem, clients: Clients, x: Any, y: Any, sample: Sample) 
 
 
 def _codes(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that gives for each batch 2 if the value is not finite, 1 if only the gradient is not, or 0."""
+    """Return a function that gives each batch a code: 2 if the value is not finite, 1 if only the gradient, else 0."""
 
     def codes(z: Any, rows: Any, blocks: Any) -> Any:
         def code(index: Any) -> Any:

@@ -31,7 +31,7 @@ def explain(
 
     With `private=rk.private(8, 1e-5, rounds=200)`, `Plan.price` says what privacy costs with this method: the results
     that a round releases, ε after 100 rounds with a noise multiplier of 1, and the noise that keeps to the budget; or
-    why such a run is refused. It is printed below the plan.
+    why such a run is refused. The price is printed below the plan.
 
     >>> import numpy as np, rookery as rk
     >>> problem = rk.SingleLevel(lambda x, b: ((x - b) ** 2).mean())

@@ -219,7 +219,7 @@ def compare_derivatives(
 
 
 def check_nested(problem: Any, sample: Sample, x: Any, y: Any, rng: np.random.Generator, findings: Findings) -> None:
-    """Add lines about the lower level and the hypergradient, as long as the ones before make sense of them."""
+    """Add lines about the lower level and the hypergradient, until one shows that the next would be meaningless."""
     at = _oracles(problem, sample, x, y)
     what = "−f" if isinstance(problem, Minimax) else "the lower level"
     if not _check_use(problem, at, rng, findings):

@@ -84,8 +84,8 @@ class _Group:
 class Race:
     """The candidates of a search: their metrics so far, and which of them have diverged.
 
-    They are compared after equal rounds or, with `until`, after equal seconds of the clock. Each has then completed as
-    many rounds as end by then, but at most `rounds`.
+    They are compared after equal rounds or, with `until`, after equal seconds of the clock. Each candidate has then
+    completed all rounds that end within that time, but at most `rounds`.
     """
 
     def __init__(

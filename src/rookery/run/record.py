@@ -154,7 +154,7 @@ class Record:
         )
 
     def extra(self) -> dict[str, Any]:
-        """Return a copy of what a checkpoint keeps: it is written while the run continues."""
+        """Return what a checkpoint keeps: a copy, because it is written while the run continues."""
         best = None if self.best is None else {"round": self.best.round, "value": self.best.value}
         ledger = {"counts": dict(self.ledger.counts), "last": list(self.ledger.last)}
         settings: dict[str, Any] = {"every": self.every, "noise_seed": self.noise_seed}

@@ -95,7 +95,7 @@ class Run:
         memory: the clients' memory, one row per client, e.g. their personal models. None if they have no memory, and
             for a `Federation`, whose sites keep it to themselves.
         exchanges: a DataFrame of the last round's exchanges: name, kind, shape of one reply, count, bytes. A row of
-            kind "finish" has what clients are sent after the last one, which only their memory depends on.
+            kind "finish" has what clients are sent after the last exchange, which only their memory depends on.
         best: see `Best`; None without `keep_best`.
         state: the algorithm's full state.
         interrupted: whether Ctrl-C or a callback ended the run early.

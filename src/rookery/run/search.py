@@ -96,7 +96,7 @@ def _default_range(algorithm: Algorithm, name: str, value: Any) -> Range:
         raise ValueError(f"{place}={value!r} needs a range of integers, (low, high), or a list of values to search.")
     if not is_number(value) or not 0 < value < math.inf:
         raise ValueError(
-            f"{place} must be a positive number to search around; got {value!r}. Or give a range, (low, high)."
+            f"{place} must be a positive number to search around; got {value!r}. Give a range, (low, high)."
         )
     return float(value) / _REACH, float(value) * _REACH
 
@@ -150,7 +150,7 @@ def _grid(ranges: dict[str, Range], algorithm: Algorithm, most: int, times: int)
         also = f" and {times} combinations of listed values" if times > 1 else ""
         raise ValueError(
             f"candidates must be at least {least} to search {count} step size{'s' * (count > 1)}{also}; got {most}. "
-            "Or search fewer."
+            "Give more candidates, or search fewer step sizes."
         )
     levels = fitting[-1]
     middle = levels // 2
@@ -166,7 +166,7 @@ def _grid(ranges: dict[str, Range], algorithm: Algorithm, most: int, times: int)
 
 
 def _value(low: float, high: float, share: float, default: Any) -> float:
-    """Return the value at this share of the logarithmic range, in three digits; the algorithm's value as it is."""
+    """Return the value at this share of the logarithmic range, in three digits unless it is the algorithm's value."""
     value = low * (high / low) ** share
     if isinstance(default, int | float) and math.isclose(value, default, rel_tol=1e-9):
         return float(default)

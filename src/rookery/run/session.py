@@ -106,8 +106,9 @@ def session(
 ) -> Stepped:
     """Open a run that you advance by hand, in your own loop.
 
-    The arguments and the numbers are those of `solve`. The run stops before the first round that makes a value infinite
-    or NaN, before a round with too few replies, and before a round that a budget of privacy does not allow.
+    `session` takes the arguments of `solve` and gives the same numbers. The run stops before the first round that makes
+    a value infinite or NaN, before a round with too few replies, and before a round that a budget of privacy does not
+    allow.
 
     >>> import jax.numpy as jnp, rookery as rk
     >>> problem = rk.SingleLevel(lambda x, b: jnp.mean((x - b) ** 2))

@@ -91,8 +91,9 @@ def solve(
             of fn(rows) over all of the client's rows. Or evaluate_client(client, x, y, memory), with the client's
             memory. The history gets the weighted mean over clients under the metric's name, and quantiles under
             name_q0, _q10, _q50, _q90 and _q100. Over a network there are quantiles if five clients or more reply, or if
-            every site's policy allows its own numbers to be shown. An evaluation is not part of the method: it passes
-            no channel, and the ledger does not count it. With `faults`, sites that cannot be reached are left out.
+            every site's policy allows its own numbers to be shown. An evaluation is not part of the method: it does not
+            go through the channel, and the ledger does not count it. With `faults`, sites that cannot be reached are
+            left out.
         every: rounds between two rows of the history, each with an evaluation. Without `evaluate`, `evaluate_client`
             and callbacks, one compiled call takes many rounds regardless of `every`, and the rows' `seconds` are
             interpolated.

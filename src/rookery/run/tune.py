@@ -95,7 +95,7 @@ class Tuning:
         return edges
 
     def moved(self) -> Search:
-        """Return what to search next: the same ranges, centred on the best value where that lies at an end."""
+        """Return what to search next: the same ranges, but centred on the best value if that value lies at an end."""
         search = dict(self.search)
         for name in self.edges:
             searched, middle = self.search[name], getattr(self.best, name)
@@ -157,7 +157,7 @@ def tune(
     All candidates run for an eighth of the rounds; the better half continues to a quarter, the better half of those to
     a half, and the better half of those to the end. All see the same cohorts and minibatches, which are those of
     `solve` with this seed, and a candidate's numbers are those that `solve` would give. Candidates are compared by the
-    metric at full precision, and ties are broken by the rungs before.
+    metric at full precision, and ties are broken by the previous rungs.
 
     A candidate has diverged, and is dropped, if its state, a client's memory or its metric is no longer finite, or if
     its metric is worse than at the start by more than a million times max(1, |metric at the start|). If all candidates
@@ -167,7 +167,8 @@ def tune(
         problem, clients, algorithm, init, rounds, cohort, seed, noise_seed, channel, faults, clock: as in `solve`.
             What is not searched stays as it is in `algorithm`. All candidates get the same noise of a channel.
         until: with a clock, a budget of simulated seconds. Candidates are then compared after an eighth of these
-            seconds and so on instead of rounds, and one whose rounds are short runs more of them, up to `rounds`.
+            seconds and so on instead of rounds, and a candidate whose rounds are short runs more rounds, up to
+            `rounds`.
         evaluate, evaluate_client: one of them or both, as in `solve`.
         metric: the metric that decides, like `keep_best` in `solve`: a name that says which way is better ("accuracy",
             "error_rate"), or any name with a sign, "+name" if higher is better, "-name" if lower is better. If it is

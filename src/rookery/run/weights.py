@@ -63,7 +63,7 @@ def _put(arrays: dict[str, np.ndarray], like: Any, path: str) -> Any:
     if missing or further:
         problems = [f"{what}: {_some(names)}" for what, names in (("missing", missing), ("unknown", further)) if names]
         raise ValueError(
-            f"{path} does not fit the model ({'; '.join(problems)}). load_weights(path), without a model, reads it."
+            f"{path} does not fit the model ({'; '.join(problems)}). Read it with load_weights(path), without a model."
         )
     for name, leaf in wanted.items():
         if arrays[name].shape != leaf.shape:

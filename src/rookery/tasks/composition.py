@@ -21,7 +21,7 @@ def composition(clients: int = 8, levels: int = 2, dim: int = 3, heterogeneity: 
     """Minimise ½‖r_N(… r_1(x)) − 1‖² + ½‖x‖², where r_n = A_n z + b_n is the mean of the clients' r_n,i.
 
     Arguments:
-        clients: how many.
+        clients: the number of clients.
         levels: N, the number of inner functions.
         dim: the length of x and of every value.
         heterogeneity: how much the clients' A_n,i and b_n,i differ; 0: not at all.

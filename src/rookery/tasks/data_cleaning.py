@@ -84,7 +84,7 @@ def data_cleaning(
     batches are the default.
 
     Arguments:
-        clients: how many (None: 20 for digits, 100 for MNIST, of which 10 take part in a round).
+        clients: the number of clients (None: 20 for digits, 100 for MNIST, of which 10 take part in a round).
         partition: "iid", "shards" or "dirichlet", by the right labels.
         corrupted: ρ, the fraction of training labels that are wrong.
         validation: the fraction of a client's samples used for validation; these are never corrupted.

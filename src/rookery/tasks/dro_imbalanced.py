@@ -130,7 +130,7 @@ def dro_imbalanced(
     """Learn images with a robust loss, where half of the classes are rare.
 
     Arguments:
-        clients: how many.
+        clients: the number of clients.
         partition: "iid", "shards" (two label shards per client) or "dirichlet".
         objective: "kl" or "chi2" of `rookery.objectives`; or "exp", KL with neither a level nor a cap:
             λ log mean exp(ℓ/λ), (4) of the FedDRO paper. It needs a larger λ, or it overflows.

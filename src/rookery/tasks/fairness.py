@@ -118,7 +118,7 @@ def fairness(
     """Predict who earns more than 50,000 dollars, by logistic regression with equal opportunity for three races.
 
     Arguments:
-        clients: how many.
+        clients: the number of clients.
         partition: "iid", "shards" (two label shards per client) or "dirichlet".
         strength, smoothing, reference: a, γ and the rate that a group is compared with; see
             `rookery.objectives.equal_opportunity`. Its tolerance ε is .01. The FedDRO paper adopts the set-up of GCIVR

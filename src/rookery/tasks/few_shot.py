@@ -124,13 +124,13 @@ def few_shot(
     """Learn a representation for few-shot episodes together, while each client fits a head to its own classes.
 
     An episode has `ways` classes, drawn at random and numbered in the order drawn. The same label therefore means
-    something else at every client, and no head serves two of them. The support images are the lower level's data, the
+    something else at every client, and no head serves two clients. The support images are the lower level's data, the
     query images the upper level's; both stay the same for the whole run, and clients may share images. x is an MLP
     whose output is scaled to length 4; y = {"w", "b"} holds a linear head for each of the client's episodes, with
     `Bilevel(lower_scope="client")`.
 
     Arguments:
-        clients: how many (None: 20 for digits, 50 for MNIST, 100 for Omniglot).
+        clients: the number of clients (None: 20 for digits, 50 for MNIST, 100 for Omniglot).
         ways, shots, queries: classes in an episode, and support and query images of each class.
         episodes: episodes per client (None: 2 for digits, 4 for the others).
         penalty: the lower level's penalty, penalty/2·‖head‖², which makes it strongly convex.
@@ -142,8 +142,8 @@ def few_shot(
     `Task.evaluate` returns `accuracy` and `loss` on the query images of 200 fresh episodes, drawn from alphabets that
     no client has (Omniglot) or from images of the ten digits that no client has. For each episode a head is fitted to
     the support images by 50 gradient steps from zero. `client_accuracy` is the accuracy on the clients' own episodes.
-    None of them reads y. `Task.single_level` trains one network, head included, on all images of all clients (FedAvg);
-    it is evaluated in the same way, by its representation.
+    None of these metrics uses y. `Task.single_level` trains one network, head included, on all images of all clients
+    (FedAvg); it is evaluated in the same way, by its representation.
     """
     settings = choice("data", data, SETTINGS)
     clients = settings.clients if clients is None else clients

@@ -80,8 +80,8 @@ def regions(data_dir: str | Path | None) -> tuple[dict[str, Parts], Parts]:
 def _cox(x: Any, rows: Any) -> Float[Array, ""]:
     """Return Cox's loss of a batch, divided by all its rows, or weighted by the rows' shares.
 
-    The loss is that of the features themselves. With the first row's subtracted, a feature that is constant in the
-    batch has the gradient 0 and not a rounding error, from which Adam would make full steps.
+    Subtracting the first row's features does not change the loss. A feature that is constant in the batch then has the
+    gradient 0 and not a rounding error, from which Adam would make full steps.
     """
     shifted = rows | {"features": rows["features"] - rows["features"][:1]}
     losses = cox_losses(binary_scores(x, shifted), rows["event"], rows["time"])
@@ -93,7 +93,7 @@ _TCGA = SingleLevel(_cox, batch_statistic=True)
 
 
 def _padded(rows: Rows, size: int) -> Rows:
-    """Return the rows with rows after them that are in nobody's risk set, and with their share 1/n in a column."""
+    """Append rows that are in nobody's risk set, and add a column that holds 1/n, the share of an original row."""
     n = len(rows["time"])
     longer = {name: np.concatenate([a, np.zeros((size - n, *a.shape[1:]), a.dtype)]) for name, a in rows.items()}
     longer["time"][n:] = -1
@@ -109,7 +109,7 @@ def fed_heart(train: str = "clients", seed: int = 0) -> Task:
 
     Arguments:
         train: who trains: "clients", the four hospitals; "pooled", one client with all rows; or one hospital alone:
-            "cleveland", "hungary", "switzerland" or "va". The tests are the same.
+            "cleveland", "hungary", "switzerland" or "va". The test rows are the same.
         seed: seed of the start, which is FLamby's for this seed.
 
     `Task.evaluate` returns `accuracy`, the mean over the hospitals; `accuracy_cleveland`, … on each one's test rows;
@@ -142,17 +142,18 @@ def fed_tcga(train: str = "clients", whole: bool = False, seed: int = 0, data_di
     1,088 patients with 39 features, the age in years and 38 zeros and ones; 151 of them died while observed. A fixed
     222 are the test set. The score is linear in the features, and the loss is Cox's on the minibatch, divided by its
     number of rows. It is not a mean over rows, because a patient is compared with others of the minibatch: the problem
-    has `batch_statistic=True`. So methods need a `batch_size` that no client's data are smaller than, or `whole=True`.
+    has `batch_statistic=True`. Methods therefore need a `batch_size` of at most the smallest client's number of rows,
+    or `whole=True`.
 
     Arguments:
         train: who trains: "clients", the six regions; "pooled", one client with all rows; or one region alone:
-            "northeast", "south", "west", "midwest", "europe" or "canada". The tests are the same.
+            "northeast", "south", "west", "midwest", "europe" or "canada". The test rows are the same.
         whole: for methods that use all of a client's data at once (`batch_size=None`): all clients are padded to one
             size with rows that change nothing. Do not use minibatches with it.
         seed: seed of the start, which is FLamby's for this seed.
         data_dir: the folder that holds `tcga-brca/`, with brca.csv, centers.csv and train_test_split.csv as in FLamby's
-            repository (flamby/datasets/fed_tcga_brca and its dataset_creation_scripts); see `rookery.data.load`. They
-            are open clinical data of The Cancer Genome Atlas: no attempt may be made to identify patients.
+            repository (flamby/datasets/fed_tcga_brca and its dataset_creation_scripts); see `rookery.data.load`. These
+            files are open clinical data of The Cancer Genome Atlas: no attempt may be made to identify patients.
 
     `Task.evaluate` returns `concordance`, the C-index's mean over the regions; `concordance_northeast`, … on each one's
     test rows; and `pooled_concordance` on all of them. A region's index rests on 358, 44, 108, 48, 47 and 3 comparable

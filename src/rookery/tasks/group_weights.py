@@ -142,8 +142,8 @@ def group_weights(
 
     Lower: one logistic regression for all clients, on Σ_a softmax(x)_a·L_a(y) + penalty/2·‖y‖², where L_a is the mean
     training loss of group a. A sample of group a therefore has the weight softmax(x)_a/π_a, where π_a is the group's
-    share of all samples; every client is told the shares. x starts at log π, where every weight is 1, and stays within
-    3 of it.
+    share of all samples; every client knows the shares. x starts at log π, where every weight is 1, and stays within 3
+    of it.
 
     Upper: the goal is a low validation loss of the worst group. A maximum of means, even a smoothed one, is not a mean
     over clients, so the upper loss is a bound that is: the mean over the groups of the mean over their validation
@@ -153,8 +153,8 @@ def group_weights(
     may hold one group or any mixture. There is no direct gradient: the upper loss does not depend on x.
 
     Arguments:
-        clients: how many (None: 10 for synthetic data, 20 for Adult); each keeps a quarter of its samples for
-            validation.
+        clients: the number of clients (None: 10 for synthetic data, 20 for Adult); each keeps a quarter of its samples
+            for validation.
         partition: "iid"; or by group, not by label: "shards" (most clients hold two groups at most) or "dirichlet".
         groups: for Adult: "sex-income" (None), the four groups of sex and income: equal opportunity, where the worst
             served are women with a high income; "sex"; "race", white or not; "sex-race"; or "doctorate" (Mohri et al.

@@ -46,7 +46,8 @@ def hyperparameters(clients: int = 10, partition: str = "iid", noise: int = 30, 
     """Learn which features to trust: breast tumours (scikit-learn's bundled data), with pure noise as extra features.
 
     Arguments:
-        clients: how many; each uses half of its samples for training (lower) and half for validation (upper).
+        clients: the number of clients; each uses half of its samples for training (lower) and half for validation
+            (upper).
         partition: "iid", "shards" or "dirichlet".
         noise: the number of features of standard normal noise after the 30 real ones.
         seed: seed of the noise and of the split.

@@ -102,8 +102,8 @@ def hyperrep(
     """Learn an MLP for handwritten digits: the hidden layer at the upper level, the output layer at the lower.
 
     Arguments:
-        clients: how many (None: 50 for digits, 100 for MNIST); the samples of each are split at random into training
-            (lower) and validation (upper) data.
+        clients: the number of clients (None: 50 for digits, 100 for MNIST); the samples of each are split at random
+            into training (lower) and validation (upper) data.
         partition: "iid", "shards" (two label shards per client) or "dirichlet".
         width: width of the hidden layer (None: 64 for digits, 200 for MNIST).
         penalty: the lower level's penalty, penalty/2·‖y‖².
@@ -119,7 +119,7 @@ def hyperrep(
         data_dir: the folder of the MNIST files; see `rookery.data.load`.
         train: the share of a client's samples used for training.
         l1: the lower level's penalty l1·‖y‖₁.
-        first: use only the first images: (how many to train with, how many to test with).
+        first: use only the first images: (the number of training images, the number of test images).
         train_metrics: also evaluate on training images, at most 10,000 from all clients.
         scope: "global", one output layer for all; or "client", one for each client, which stays there.
 

@@ -112,8 +112,8 @@ def loss_tuning(
     """Learn a loss function for long-tailed handwritten digits: VS-loss parameters (upper) and an MLP (lower).
 
     Arguments:
-        clients: how many (None: 20 for digits, 100 for MNIST); the samples of each are split 80/20 into training
-            (lower) and validation (upper) data. A single client gives the centralised problem.
+        clients: the number of clients (None: 20 for digits, 100 for MNIST); the samples of each are split 80/20 into
+            training (lower) and validation (upper) data. A single client gives the centralised problem.
         partition: "iid", "shards" (two label shards per client) or "dirichlet".
         penalty: the lower level's penalty, penalty/2·‖y‖².
         seed: seed of the choice of samples, of the split and of the start.

@@ -35,7 +35,7 @@ def minimax_quadratic(
     The data are t_i ~ U(0, 0.1) and b_i = b'_i − mean b' with b'_i ~ N(0, s²I).
 
     Arguments:
-        clients: how many (1000 in the authors' notebook).
+        clients: the number of clients (1000 in the authors' notebook).
         dim: dimension of x and of y.
         spread: s.
         penalty: λ.

@@ -29,7 +29,7 @@ def portfolio(
     """Minimise −mean⟨r, x⟩ + λ var⟨r, x⟩ over x, where every client has seen different returns r.
 
     Arguments:
-        clients: how many.
+        clients: the number of clients.
         assets: the length of x and r.
         samples: the number of returns that each client has.
         heterogeneity: how much the clients' mean returns differ.

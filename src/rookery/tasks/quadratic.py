@@ -108,11 +108,11 @@ def quadratic(
     """Solve bilevel quadratics with curvature between 1 and 5 at both levels.
 
     Arguments:
-        clients: how many.
+        clients: the number of clients.
         upper_dim, lower_dim: dimensions of x and y.
         samples: samples per client and level.
         sizes: the number of samples of each client, instead of `samples`.
-        noise: how much a client's samples differ from each other in every matrix and vector, around the same mean.
+        noise: how much a client's samples differ from each other, in every matrix and vector, with the same mean.
         heterogeneity: how much the clients differ.
         weights: p_i, as in `Clients`.
         seed: seed of the problem.

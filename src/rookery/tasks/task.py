@@ -87,7 +87,7 @@ def take(rows: Mapping[str, np.ndarray], index: Any) -> dict[str, np.ndarray]:
 
 
 def smallest(parts: Sequence[Any], equal: bool) -> int | None:
-    """Return how many samples each client keeps: with `equal`, as many as the smallest client has; else None: all."""
+    """Return how many samples each client keeps: with `equal`, as many as the smallest client has, else None (all)."""
     return min(map(len, parts)) if equal else None
 
 

@@ -60,8 +60,8 @@ def worst_group(
     `rookery.objectives.worst_group`.
 
     Arguments:
-        clients: how many; all have the same number of images.
-        bad: the share of clients with a bad scanner; a client is told its own kind and the shares of both.
+        clients: the number of clients; all have the same number of images.
+        bad: the share of clients with a bad scanner; a client knows its own kind and the shares of both.
         noise: standard deviation of the noise on a bad scanner's pixels, which are then clipped to [0, 1].
         temperature: λ.
         penalty: the penalty on the model.

@@ -214,13 +214,13 @@ def equal_clients(subject: Subject) -> str:
 
 
 def unequal_clients(subject: Subject) -> str:
-    """All engines give the same with clients of very unequal size and full batches."""
+    """All engines give the same results with clients of very unequal size and full batches."""
     _check_exchanges(subject, engines_agree(cases.job(subject.full, subject.unequal)).each_round)
     return _without_mesh()
 
 
 def channel_and_faults(subject: Subject) -> str:
-    """All engines give the same with very unequal clients, minibatches, clipping, noise and lost replies."""
+    """All engines give the same results with very unequal clients, minibatches, clipping, noise and lost replies."""
     here = _with_replies(lambda seed: engines_agree(cases.job(subject.small, subject.unequal, seed, **HARD)))
     _check_exchanges(subject, here.each_round)
     return _without_mesh()

@@ -24,8 +24,9 @@ def asfbo(
 ) -> ASFBO:
     """Return ASFBO with the step sizes of its Lemma 21, (160)–(163), and the radius r = L_f/μ_g of (30).
 
-    γ_x is at most √(P/(τ̄T)) and the twelve terms of (161) over the largest possible ρ^t; γ_y and γ_z are at most c_γy
-    and c_γz times the smallest γ_x, as in (160). The local steps are 1/(τ̄√T), or (163) if that is smaller.
+    γ_x is at most √(P/(τ̄T)) and each of the twelve terms of (161), divided by the largest possible ρ^t; γ_y and γ_z
+    are at most c_γy and c_γz times the smallest γ_x, as in (160). The local steps are 1/(τ̄√T), or (163) if that is
+    smaller.
 
     Corrections: what is printed, and after the colon what is used here:
         (161) has L_Φ² where a descent lemma has L_Φ: the larger of the two;

@@ -21,10 +21,10 @@ def test_other_data_than_those_it_began_with_are_refused(tmp_path: Path) -> None
     Store(path, "one").check()  # there is nothing yet
     Store(path, "one").begin()
     Store(path, "one").check()
-    with pytest.raises(ValueError, match="its data are not those with which it began this run"):
+    with pytest.raises(ValueError, match="its data have changed since it began this run"):
         Store(path, "other").check()
     Store(path, "other").begin()  # does not replace what is there
-    with pytest.raises(ValueError, match="its data are not those"):
+    with pytest.raises(ValueError, match="its data have changed"):
         Store(path, "other").check()
 
 

@@ -1,4 +1,4 @@
-"""Your own problem: clinics that have records with several columns, and tune a penalty for each column together."""
+"""Your own problem: clinics that together tune a penalty for each column of their records."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,7 @@ def start(clients: int = 6, columns: int = 8, noise: float = 0.5, seed: int = 0)
     """Learn which columns to trust: penalties at the upper level, a linear model at the lower.
 
     Arguments:
-        clients: how many.
+        clients: the number of clients.
         columns: columns of a record; the second half is irrelevant to the target.
         noise: noise in the target.
         seed: seed of the data.

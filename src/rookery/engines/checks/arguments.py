@@ -191,7 +191,7 @@ def check_run(
     if size < clients.n and idle >= size:
         raise ValueError(
             f"cohort must be at least {idle + 1}, because {idle} clients have weight 0 and a cohort of these alone has "
-            f"no mean; got {cohort}. Or leave them out of Clients."
+            f"no mean; got {cohort}. Choose a larger one, or leave those clients out of Clients."
         )
     _check_projection(problem, x)
     check_losses(problem, clients, x, y)

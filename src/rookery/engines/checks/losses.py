@@ -82,7 +82,7 @@ def first_line(error: Exception) -> str:
 
 
 def shape_of(value: Any) -> str:
-    """Return the shapes of a pytree's leaves, the first of them if they are many."""
+    """Return the shapes of a pytree's leaves, or of the first few if there are many."""
     leaves = jax.tree_util.tree_leaves_with_path(value)
     shapes = [f"{jax.tree_util.keystr(path)} {leaf.shape}".strip() for path, leaf in leaves]
     return "; ".join(shapes) if len(shapes) <= 6 else "; ".join(shapes[:5]) + f"; and {len(shapes) - 5} more"
@@ -236,7 +236,7 @@ def _only_adds_ones(eqn: Any) -> bool:
 
 
 def _fits(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
-    """Return whether an operand of this shape can be one of an elementwise operation."""
+    """Return whether an operand of this shape can take part in an elementwise operation with this result."""
     return shape == () or (len(shape) == len(result) and all(a in (1, b) for a, b in zip(shape, result, strict=True)))
 
 
@@ -244,7 +244,7 @@ def _fits(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
 
 
 def _check_inner(problem: Composed, clients: Clients, x: Any, y: Any, counts: Sequence[int]) -> None:
-    """Raise ValueError if an inner function fails, if its value's shape depends on the batch, or if y has another."""
+    """Raise ValueError if an inner function fails, if its value's shape depends on the batch or is not y's."""
     values = inner_shapes(problem, clients, x, counts)
     wanted, actual = shape_of(values), shape_of(y)
     structures: list[Any] = [jax.tree.structure(z) for z in (values, y)]

@@ -56,7 +56,7 @@ class _Traced:
 
 
 class _Comparison:
-    """A function that computes something in two ways, traced once: by program and data, passed before or not."""
+    """A function that computes something in two ways, traced once. `passed`: whether these data have passed before."""
 
     def __init__(self, both_ways: Callable[..., Any], *args: Any) -> None:
         self._traced = _Traced(both_ways, *args)
@@ -77,13 +77,14 @@ class _Comparison:
 
 
 def check_whole_batches(problem: Problem, names: frozenset[str]) -> None:
-    """Raise ValueError if a loss that is a statistic of its batch is evaluated sample by sample; `names` are."""
+    """Raise ValueError if one of the losses `names`, evaluated sample by sample, is a statistic of its batch."""
     split = sorted(names & {"f", "g", "r"})
     if problem.batch_statistic and split:
         raise ValueError(
             f"{user_name(problem, split[0])} must be evaluated on whole batches, because of batch_statistic=True; this "
-            "run would evaluate it sample by sample, as where clients differ in size, have fewer samples than a batch, "
-            "or are private for each record. Give a batch_size that every client can fill, or clients of one size."
+            "run would evaluate it sample by sample, as it does if clients differ in size, have fewer samples than a "
+            "batch, or are private for each record. Give a batch_size that every client can fill, or clients of one "
+            "size."
         )
 
 
@@ -91,8 +92,8 @@ def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: froze
     """Check on a few samples that losses are finite at the start, and means over their batch.
 
     A loss in `names` is evaluated sample by sample, which would change the problem if it is not a mean: that raises
-    ValueError. For any other loss it warns. The values and derivatives that methods use are computed on a batch, and
-    compared with the means of the same over its samples, at a point near the start.
+    ValueError. Any other loss that is not a mean causes a warning. The values and derivatives that methods use are
+    computed on a batch, near the start, and compared with their means over its samples.
     """
     check_whole_batches(problem, names)
     for name in sorted(names - problem.random):  # two evaluations of a random loss differ in any case
@@ -204,7 +205,7 @@ def _check_finite(
 
 
 def _pairs(together: Any, alone: Any) -> list[tuple[int, Any, Any]]:
-    """Return the leaves of two trees in pairs, with the places that they have in the outermost tuple, if it is one."""
+    """Return the leaves of two trees in pairs, with their positions in the outermost tuple, if there is one."""
     leaves = zip(jax.tree_util.tree_leaves_with_path(together), jax.tree.leaves(alone), strict=True)
     return [(getattr(path[0], "idx", 0) if path else 0, a, b) for (path, a), b in leaves]
 

@@ -79,7 +79,7 @@ class Answered:
         return moment[1] != self.evaluated if moment[0] == 2 else moment != self.moment
 
     def asked(self, moment: Moment, call: Any) -> set[str]:
-        """Return the digests of the answered requests for an exchange in this moment, if it is the last one."""
+        """Return the digests of the answered requests for an exchange in this moment, if this is the last moment."""
         return set() if self.is_new(moment) else self.requests[moment[0] == 2].get(call, set())
 
     def note(self, moment: Moment, call: Any, request: str) -> None:
@@ -214,7 +214,7 @@ class Audit:
         return self._lines, self._last
 
     def keep_receipt(self, receipt: str) -> None:
-        """Write the coordinator's receipt for a head beside the log, or a certificate; OSError if that can't be."""
+        """Write a receipt of the coordinator's, or a certificate, beside the log; OSError if it can't be written."""
         assert self.path is not None
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         with os.fdopen(os.open(self.path.with_suffix(RECEIPTS), flags, 0o600), "w", encoding="utf-8") as file:
@@ -313,7 +313,7 @@ class Found(NamedTuple):
         broken: the number, from 1, of the first line that is not as it was written; None if all are.
         lines: the number of whole lines up to that one.
         last: the hash of the last of these.
-        end: where it ends, in bytes.
+        end: the byte at which that line ends.
         torn: whether a part of a line follows, torn by a crash or just being written.
         head: whether there is a second file, which shows if lines were cut off at the end.
     """

@@ -205,7 +205,7 @@ def issued_by(ca: bytes, cert: bytes, today: bool = True) -> bool:
 
 
 def checked_name(paths: dict[str, Path], contents: dict[str, bytes]) -> str:
-    """Return the name in a kit's certificate; ValueError unless it is valid, of the key and signed by the CA."""
+    """Return the name in a kit's certificate; ValueError unless it is valid, fits its key and is signed by the CA."""
     ca, cert = _certificate(paths["ca"], contents["ca"]), _certificate(paths["cert"], contents["cert"])
     if _private_key(paths["key"], contents["key"]).public_key() != cert.public_key():
         raise ValueError(f"{paths['key']} must be the private key of {paths['cert']}; it is not. Copy the kit again.")

@@ -35,7 +35,7 @@ class Sources(NamedTuple):
 
 
 def sources(plan: Plan) -> Sources:
-    """Return what the plan allows. The turns of a loop are not told apart: a value may be that of any turn."""
+    """Return what the plan allows. The turns of a loop are not distinguished: a value may come from any turn."""
     flow = _Flow()
     values: dict[Any, frozenset[Source]] = {v: _SERVER for v in plan.body.inputs}
     values.update((v, frozenset([("c", i)])) for i, v in enumerate(plan.body.inputs[: len(plan.consts)]))

@@ -65,7 +65,7 @@ def describe(value: Any) -> Any:
 
 
 def build(described: Any, classes: Mapping[str, type], kind: str = "method") -> Any:
-    """Invert `describe`; ValueError if this is not a description, or names an unknown class, a `kind` of thing."""
+    """Invert `describe`; ValueError if this is not a description, or names an unknown class (of this `kind`)."""
     if described is None or isinstance(described, bool | int | float | str):
         return described
     match described:
@@ -120,8 +120,8 @@ def conditions(protocol: int | None = None) -> dict[str, Any]:
 def differences(theirs: Mapping[str, Any], we: str, they: str, protocols: Any = None) -> list[str]:
     """Return a line for each condition that keeps the other side from taking part, named as seen from `we`.
 
-    Versions of Rookery may differ, and of the protocol if there is a version that both understand. `protocols` is what
-    the other side says of that; None: it understands the version that its conditions have.
+    Versions of Rookery may differ, and of the protocol if there is a version that both understand. `protocols` are the
+    versions that the other side understands; None: the version in its conditions.
     """
     ours = conditions()
     protocols = [theirs.get("protocol")] * 2 if protocols is None else protocols

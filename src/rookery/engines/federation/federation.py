@@ -51,8 +51,8 @@ class Federation:
         patience: the seconds to wait if too few sites are connected for the run to continue: fewer than
             `faults.minimum` or, without `faults`, fewer than all (in an asynchronous run, than `buffer`). None: until
             they are back.
-        tell: tell(text), called with what happens to sites; None: it goes to the log "rookery".
-        watch: watch(links), called when something happened to a site, and after every exchange.
+        tell: tell(text), called with a line about each event at a site; None: the lines go to the log "rookery".
+        watch: watch(links), called after each event at a site, and after every exchange.
         transport: another way of carrying messages: a `Transport` (see `rookery.engines.federation.transports`); or,
             with the sites in this process, transport(sites) -> send(client, request) -> reply, where `send` raises
             TimeoutError if there is no reply.
@@ -114,8 +114,8 @@ class Federation:
             return _within_this_process(job, self)
         if job.clients.held:
             raise ValueError(
-                "clients must be rk.Clients.like(...), the form of a sample, for sites on a network, which have the "
-                "data; got clients with data."
+                "clients must be rk.Clients.like(...), which describes a sample, if sites on a network have the data; "
+                "got clients with data."
             )
         attack = None if job.faults is None else job.faults.attack
         if attack is not None and not attack.alone:
@@ -166,7 +166,7 @@ _PARTS = ("names", "rejoins", "send", "receive", "dismiss", "close")  # of a `Tr
 
 
 def _check_transport(transport: Any) -> None:
-    """Raise TypeError if a transport lacks something. A function of the sites is one within this process."""
+    """Raise TypeError if a transport lacks a method. A function is accepted, too: it is for sites in this process."""
     if isinstance(transport, type) and hasattr(transport, "receive"):
         name = transport.__name__
         raise TypeError(f"Federation: transport must be an object; got the class {name}. Give {name}(...).")

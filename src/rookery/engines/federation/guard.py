@@ -23,7 +23,7 @@ class Rule(Protocol):
         """Raise RefusedError, with the reason, for a request that is not to be answered."""
 
     def afford(self, data: str, releases: Mapping[Release, int]) -> None:
-        """Raise RefusedError, with the reason, if this must not be released of the site's records."""
+        """Raise RefusedError, with the reason, if these releases of the site's records are not allowed."""
 
     def fields(self) -> dict[str, Any]:
         """Return further fields of a reply."""

@@ -61,7 +61,7 @@ def is_head(said: Any) -> bool:
 
 
 class Certified(Protocol):
-    """What is needed of a transport to countersign heads."""
+    """The methods that a transport needs so that heads are countersigned."""
 
     kit: Any  # the coordinator's
 
@@ -133,7 +133,7 @@ class Notary:
 
 
 def checked_receipt(receipt: str, shown: Mapping[int, tuple[str, str]], site: bytes, coordinator: bytes) -> str:
-    """Return the line to keep of the coordinator's receipt for a head that a site has shown; "" if it is not one.
+    """Return the line to keep for the coordinator's receipt for a head of a site; "" if it is not such a receipt.
 
     `shown` has the run and the hash of each such head, by its number of lines; `site` and `coordinator` are
     certificates (PEM).
@@ -157,7 +157,7 @@ class Compared(NamedTuple):
 
     Attributes:
         heads: how many heads of this site there are.
-        lines: the most lines that one of them has.
+        lines: the largest number of lines in one of these heads.
         wrong: what is wrong with the log, in one line; "" if it has all lines as they were.
         signed: whether the signatures were checked.
     """
@@ -175,7 +175,7 @@ def compare(log: Path, path: Path, ca: bytes | None = None, site: str | None = N
         log: the log.
         path: the file with the heads.
         ca: the CA's certificate (PEM), to check signatures; None: they are not checked.
-        site: whose log it is; None: there are heads of one site only.
+        site: the site whose log it is; None if there are heads of one site only.
     """
     entries, certificates = _read(path)
     names = sorted({head.site for head, _ in entries})

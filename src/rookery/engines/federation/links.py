@@ -44,7 +44,7 @@ class Request(NamedTuple):
 
 @dataclass(eq=False)
 class _Pending:
-    """A request whose reply is to come."""
+    """A request that has not been answered yet."""
 
     request: Request
     awaited: int  # the number of the message whose reply is to come
@@ -55,11 +55,11 @@ class _Pending:
 
 @dataclass(eq=False)
 class Record:
-    """What is known of a site.
+    """The coordinator's record of a site.
 
     Attributes:
         state: "gone", "late" (still busy with an earlier request), "refused" or "connected".
-        since: when that began, in seconds since 1970.
+        since: when this state began, in seconds since 1970.
         why: why it is not connected.
         replies, missing: how many exchanges it replied to, and how many went on without it.
         sent, received: bytes of messages.
@@ -104,9 +104,9 @@ class Links:
         patience: the seconds to wait for sites that the run can't go on without; None: for ever.
         opening: opening(site, number) -> the message that opens this run at a site; None: there is none.
         finite: whether a reply that is not finite counts as wrong where the run can go on without it.
-        tell: tell(text), called with what happens to sites.
-        watch: watch(links), called when something happened to a site, and after every exchange.
-        notary: keeps and countersigns the heads of sites' audit logs; None: nobody does.
+        tell: tell(text), called with a line about each event at a site.
+        watch: watch(links), called after each event at a site, and after every exchange.
+        notary: keeps and countersigns the heads of sites' audit logs; None: heads are ignored.
     """
 
     transport: Transport

@@ -228,7 +228,7 @@ class Masking:
                 f"to be unmasked; got {len(added)}."
             )
         if own.revealed.get(slot, added) != added:
-            raise RefusedError("a sum must be unmasked for the same sites as before; others are asked for.")
+            raise RefusedError("a sum must be unmasked for the same sites as before; the request names others.")
         names = sorted(own.names[client] for client in added)
         if self._unmasked.get(request, names) != names:
             raise RefusedError(

@@ -57,9 +57,9 @@ class Policy:
             several times.
         minimum_cohort: the fewest clients in a round, and in the federation; with faults, also the fewest replies. With
             2 or more, asynchronous runs are refused: all replies of a round may be those of one client.
-        aggregated: True: no exchange may be seen alone; or a list of the exchanges that may not. An exchange is seen
-            alone if the server gathers single replies, if a channel reduces them in its own way, or if this site holds
-            the centre's data. Evaluations have their own rule.
+        aggregated: True: no exchange may be seen alone; or a list of the exchanges that may not be seen alone. An
+            exchange is seen alone if the server gathers single replies, if a channel reduces them in its own way, or if
+            this site holds the centre's data. Evaluations have their own rule.
         least_noise: the smallest multiplier of `rk.gaussian` on every exchange; 0: no noise is needed.
         clip: the largest bound of `rk.clip` on every exchange; None: no clipping is needed.
         evaluation: "none": the site is not evaluated; "together": it sends its numbers, and results show means, and
@@ -68,7 +68,7 @@ class Policy:
             log, in all runs together; None: there is no budget. With it, a run must hide single records
             (`rk.private(..., unit="record")`). The site draws the noise itself, and stops answering when the budget is
             spent.
-        show_epsilon: whether the coordinator is told with each reply what is spent.
+        show_epsilon: whether each reply shows the coordinator how much of the budget is spent.
         secure_sum: whether every exchange must be a secure sum (`rk.secure_sum`), so that the coordinator never sees a
             reply of this site. Plans with evaluations are refused, too.
     """
@@ -293,7 +293,7 @@ class PolicyGuard:
 
     Arguments:
         policy: the site's policy.
-        audit: its log. A policy with limits or a privacy budget needs one, where they are counted.
+        audit: the site's log. A policy with limits or a privacy budget needs it, because they are counted there.
     """
 
     def __init__(self, policy: Policy, audit: Audit | None = None) -> None:

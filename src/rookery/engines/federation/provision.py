@@ -102,7 +102,8 @@ def revoke(out: Path, name: str) -> list[Path]:
 def renew(out: Path, names: Sequence[str] = (), days: int | None = None) -> list[Path]:
     """Renew certificates for the same private keys, and return the files to copy to the coordinator's kit.
 
-    The coordinator sends a site's new certificate to it, over the connection. The one before remains valid to its end.
+    The coordinator sends each site its new certificate over the connection. The previous one remains valid until its
+    end.
 
     Arguments:
         out: the folder with all kits.
@@ -227,7 +228,7 @@ def _certificate_files(out: Path, name: str) -> tuple[Path, Path, Path]:
 
 
 def _record(out: Path, name: str, cert: bytes, old: bytes = b"") -> None:
-    """Keep a participant's new certificate at the CA, before all earlier ones, so that they can be revoked."""
+    """Keep a participant's new certificate at the CA together with all earlier ones, so that all can be revoked."""
     path = _certificate_files(out, name)[0]
     _publish(cert + (read_part(path) if path.exists() else old), path)
 

@@ -398,7 +398,7 @@ def _checked(name: Any) -> str:
 
 
 def _not_written(error: OSError) -> str:
-    """Return why a request is refused whose answer could not be written down first."""
+    """Return the reason for refusing a request whose answer could not be logged first."""
     return f"it can't write to its folder ({error.strerror}); it goes on when it can."
 
 

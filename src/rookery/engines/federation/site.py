@@ -58,7 +58,7 @@ class Guard(Protocol):
     def admit(
         self, plan: Plan, moment: Moment, header: dict[str, Any], request: str, hiding: "Hiding | None" = None
     ) -> None:
-        """Raise RefusedError if the request must not be computed. By now the site has all its inputs.
+        """Raise RefusedError if the request must not be computed. By now the site has all inputs of the request.
 
         `request` is a digest of everything that the reply depends on: functions, inputs, keys, memory and data. Two
         requests with the same digest have the same reply. `hiding` has the functions to be computed that release

@@ -28,7 +28,7 @@ class Release(NamedTuple):
     Attributes:
         level: "lower" or "upper", or "both" if both levels have the same data.
         precision: Σ 1/σ² over the releases, for noise multipliers σ.
-        chance: of a record to be drawn.
+        chance: the probability that a record is drawn.
     """
 
     level: str

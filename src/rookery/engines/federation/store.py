@@ -89,7 +89,7 @@ class Store:
         path: the file.
         data: a digest of the data that the site has now. It stays with the site.
         plan: the fingerprint of the run's plan; ValueError if the file belongs to another plan.
-        run: a digest that identifies the run. The file keeps that of the run that made it.
+        run: a digest that identifies the run. The file keeps the digest of the run that made it.
     """
 
     def __init__(self, path: str | Path, data: str = "", plan: str = "", run: str = "") -> None:
@@ -108,7 +108,7 @@ class Store:
     def check(self) -> None:
         """Raise ValueError if the file was made with other data than the site has now."""
         if self.path.exists() and self._read()[0].get("data", "") != self.data:
-            raise ValueError("its data are not those with which it began this run. Put them back, or begin a new run.")
+            raise ValueError("its data have changed since it began this run. Restore them, or begin a new run.")
 
     def delete(self) -> None:
         """Delete the file; ValueError if another run made it."""

@@ -25,7 +25,7 @@ _TRIES = 5  # agreements for one exchange, if sites are restarted meanwhile
 
 
 class Slot(NamedTuple):
-    """What hides the replies to one exchange."""
+    """The slot of an agreement on keys, whose masks hide the replies to one exchange."""
 
     agreed: Agreed
     number: int
@@ -33,7 +33,7 @@ class Slot(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What a request says of it."""
+        """The fields of a request that name the slot."""
         return {"agreement": self.agreed.number, "slot": self.number, "among": self.among}
 
 

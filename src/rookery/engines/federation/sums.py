@@ -19,13 +19,13 @@ class ExactSum:
     """The weighted sum of arrays of one shape, without rounding before the end.
 
     Each term, a product in the type of the sum, is cut into three parts on fixed grids, so coarse that doubles add them
-    up exactly (as in Demmel and Nguyen, 2015). The grids follow from the largest term of all arrays. What is below the
-    finest, at least 80 bits below that term for up to 4,000 arrays, is rounded off. Replies with values that are not
-    finite, or near the end of a double's range, are added as they are.
+    up exactly (as in Demmel and Nguyen, 2015). The grids follow from the largest term of all arrays. Anything below the
+    finest grid, which for up to 4,000 arrays is at least 80 bits below that term, is rounded off. Replies with values
+    that are not finite, or near the end of a double's range, are added as they are.
 
     Arguments:
-        shape, dtype: of the arrays.
-        count: the most arrays.
+        shape, dtype: the shape and the type of the arrays.
+        count: the largest number of arrays.
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any, count: int) -> None:
@@ -94,7 +94,7 @@ class ModularSum:
     """The sum of arrays of unsigned integers modulo 2^k, in one flat array `total`.
 
     Arguments:
-        shapes: of the arrays of one reply, and their types, which are the same.
+        shapes: the shapes of the arrays of one reply, and their types, which are all the same.
     """
 
     def __init__(self, shapes: Sequence[Any]) -> None:

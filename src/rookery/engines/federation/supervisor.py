@@ -51,8 +51,8 @@ def supervise(
         again: how often it may be submitted again.
         silence: seconds without a heartbeat after which a running job counts as lost.
         patience: seconds that a connected site may be out of the job before a new job is made.
-        poll: seconds between looks at the job.
-        tell: tell(text), called with what happens.
+        poll: seconds between checks of the job.
+        tell: tell(text), called with a line about each event.
     """
     report = lambda text: tell(printable(text, _LINE))  # the text has words of the server, and of sites
     watch = _Watch(connect, silence, patience, poll, report)

@@ -22,7 +22,7 @@ class Agreed:
     Attributes:
         number: its number, which names it.
         context: see `masking.context_of`.
-        threshold: the fewest sites of a sum, and the shares that reveal a secret.
+        threshold: the fewest sites of a sum, and the number of shares that reveal a secret.
         slots: how many exchanges it serves.
         parts: the sites' public parts, by client.
         sealed: what each site has sent to the others, by client: a row for each other site in order.

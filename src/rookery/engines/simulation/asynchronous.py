@@ -237,7 +237,7 @@ class _Seconds:
         if any(used and v in state for v, used in zip(plan.body.inputs, self._used, strict=True)):
             raise ValueError(
                 f"asynchronous must be None for {plan.title.partition('.')[0]} here: how long a client takes depends "
-                "on the state, so that nobody knows it beforehand. Leave it out, or choose another method."
+                "on the state, so it is not known in advance. Leave it out, or choose another method."
             )
 
     def __call__(self, consts: list[Any], **given: Any) -> Array:

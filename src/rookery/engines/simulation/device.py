@@ -101,7 +101,7 @@ class Session:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the program and its constants."""
+        """A digest of the program and its constants."""
         return self._traced.fingerprint
 
     @property
@@ -172,7 +172,7 @@ class Session:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn a device's out-of-memory error into one that says what takes how much, and what helps."""
+        """Turn a device's out-of-memory error into one that says what needs how much memory, and what helps."""
         try:
             yield
         except jax.errors.JaxRuntimeError as error:
@@ -269,7 +269,7 @@ class Program:
         return self.interpreted(self.interpreter(clients), consts, given)
 
     def interpreted(self, interpreter: Interpreter, consts: list[Any], given: Given) -> tuple[Any, dict[str, Any]]:
-        """The same, by this interpreter."""
+        """The plan's outputs and the round's report, computed by this interpreter."""
         out = interpreter.run(self.body, [*consts, *jax.tree.leaves(given)])
         made = jax.tree.unflatten(self.made, out)
         zero = jnp.int32(0)
@@ -296,7 +296,7 @@ class Program:
         return rows if len(ids) == n else jax.tree.map(lambda a, new: a.at[ids].set(new), value, rows)
 
     def here(self, ids: Any, entries: Any) -> Any:
-        """Of an entry for each member of the cohort, those of the members on this device."""
+        """Select, from an entry for each member of the cohort, those of the members on this device."""
         return entries
 
     def everywhere(self, flags: Any) -> Any:
@@ -322,7 +322,7 @@ def measure(program: Program, consts: Any, clients: Clients, hyper: Any, iterate
 
 
 def finite(carry: Carry, private: bool) -> Array:
-    """Whether it is finite, for each leaf of the state and, unless the run is private, of the clients' memory."""
+    """For each leaf of the state and, unless the run is private, of the clients' memory: whether it is finite."""
     parts = (carry.state,) if private else (carry.state, carry.memory)
     leaves = [leaf for part in parts for _, leaf in engine.real_leaves(part)]
     return jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]) if leaves else jnp.ones(0, bool)
@@ -425,5 +425,5 @@ def repeated(one: Callable[[Any, Any], Any], limit: int, together: int, carry: A
 
 
 def together() -> int:
-    """The rounds that draw in one step: one on a CPU, where launching a kernel costs little."""
+    """The number of rounds whose draws are one step: one on a CPU, where launching a kernel costs little."""
     return 1 if jax.default_backend() == "cpu" else DRAWN_TOGETHER

@@ -144,7 +144,7 @@ class Division:
             )
 
     def divided(self, clients: Clients) -> Clients:
-        """The data on the devices: each has those of its clients, and all have the weights and the centre's data."""
+        """The data on the devices: each has its clients' data, and all have the weights and the centre's data."""
         begin = 0 if clients.here is None else clients.here.start
         center = None if clients.center is None else self.replicated(clients.center)
         return clients.map_levels(lambda data: self._place(data, begin), self.replicated(clients.weights), center)

@@ -139,7 +139,7 @@ class MemoryEstimate:
             raise MemoryLimitError(f"The device has {readable(limit)}. {self.sizes(1)} {ADVICE}")
 
     def sizes(self, block: int) -> str:
-        """A sentence on what takes how much with a block of this size."""
+        """A sentence on the memory that data, state and work need with a block of this size."""
         clients = "one client's work" if block == 1 else f"the work of {block:,} clients side by side"
         return (
             f"The clients' data take {readable(self.data)}, the state and what clients remember {readable(self.kept)}, "

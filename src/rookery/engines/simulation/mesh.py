@@ -113,7 +113,7 @@ class Session(device.Session):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the program for one device: it does not depend on the number of devices."""
+        """A digest of the program for one device, which does not depend on the number of devices."""
         return self._on_one_device().fingerprint
 
     @property
@@ -345,7 +345,7 @@ class _Share(Interpreter):
         return [next(sums) if is_within(v, group) else rest(v) for v in values]
 
     def _share_of(self, block: int, ids: Any, most: int) -> int:
-        """The block with which a device's share of a cohort, at most `most` clients, wastes little."""
+        """The size of blocks that wastes little on a device's share of a cohort, at most `most` clients."""
         equal = self._division.slots is None  # of unequal clients, a block takes as long as its largest
         if equal and len(ids) == self._division.n and most == self._division.each:  # every client takes part
             return -(-most // -(-most // min(block, most)))

@@ -1,1 +1,1 @@
-"""Simulation with rows that stay on the host: those of the next cohorts are fetched while a round is computed."""
+"""Simulation with rows that stay on the host: rows for the next cohorts are fetched while a round is computed."""

@@ -98,7 +98,7 @@ class Session(device.Session):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the program with all rows on the device."""
+        """A digest of the program with all rows on the device."""
         return engine.traced(self._job, convolve=self._settings.convolutions).fingerprint
 
     @property
@@ -148,7 +148,7 @@ class Session(device.Session):
         return self._completed(reports, flights.popleft().rounds)
 
     def _bring(self, t: int) -> None:
-        """Have the rows for round t on the device or on their way, and those for later rounds read."""
+        """Get the rows for round t onto the device or on their way, and have those for later rounds read."""
         assert self._stage is not None
         while self._ready is None or not self._ready.begin <= t < self._ready.end:
             self._incoming = self._incoming or self._request(t)

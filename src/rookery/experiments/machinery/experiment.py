@@ -105,6 +105,11 @@ class Experiment:
     thinned: Callable[[pd.DataFrame], pd.DataFrame] | None = None
 
     @property
+    def is_ours(self) -> bool:
+        """Whether the experiment follows no paper."""
+        return self.paper.startswith("Our own")
+
+    @property
     def pictures(self) -> dict[str, tuple[str, Callable[[pd.DataFrame], Figure]]]:
         """Title and drawing of every picture, by file name."""
         more = {f"{self.name}-{i}.png": pair for i, pair in enumerate(self.more.items(), 2)}

@@ -72,7 +72,8 @@ def summary(
     if search is not None:
         lines += ["", "## Search", "", *_searched(experiment.grid, search)]
     if experiment.differences:
-        lines += ["", "## Differences from the paper", "", *(f"- {text}" for text in experiment.differences)]
+        title = "Notes and limits" if experiment.is_ours else "Differences from the paper"
+        lines += ["", f"## {title}", "", *(f"- {text}" for text in experiment.differences)]
     return "\n".join(lines) + "\n"
 
 

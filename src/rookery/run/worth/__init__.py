@@ -35,9 +35,9 @@ def worth(
     """Compare what each hospital gets alone with what it gets from a federation, on repeated splits of a table.
 
     All models are logistic regressions or, with times, Cox regressions. In every split, a third of a hospital's rows
-    are for tests. Of its training rows, 30 % choose penalties and other settings; the chosen model is then trained on
-    all training rows. Missing values are filled with medians, and columns standardised, by the hospital's own training
-    rows.
+    are for tests. Of its training rows, 30 % serve to choose penalties and other settings; the chosen model is then
+    trained on all training rows. Missing values are filled with medians, and columns standardised, by the hospital's
+    own training rows.
 
     Arguments:
         table: a pandas DataFrame, a path to a CSV or Parquet file, {name: array}, or clients from
@@ -45,12 +45,12 @@ def worth(
         by: the column with the hospital's name. Leave it out for clients.
         label: the column with the class to predict. Leave it out for clients, and for times.
         time: for survival, instead of a label: the column with the time that a patient was observed.
-        event: the column that says how it ended: 1 if the event was seen, 0 if not (censored).
-        positive: its value that counts as positive. None: the last of two values. If there are more than two values,
-            it is told from all others.
+        event: the column that says whether the event was seen, 1, or not, 0 (censored).
+        positive: the value of `label` that counts as positive. None: the last of two values. If there are more than two
+            values, all others count as negative.
         metric: "accuracy", "balanced_accuracy", "auc", "brier" or "calibration" (how far the mean probability is from
-            the share of positive rows): what gains and the advice refer to. All are in the result. With times,
-            "concordance", the C-index, alone. None: "accuracy", or "concordance".
+            the share of positive rows): what gains and the advice refer to. All are in the result. With times, the only
+            metric is "concordance", the C-index. None: "accuracy", or "concordance".
         splits: how many times the rows are split.
         drop: columns to leave out. Columns that look like an ID, dates, and columns with one value are left out, too,
             with a note.

@@ -38,7 +38,7 @@ logistic_loss.defjvps(lambda tangent, value, scores: jax.nn.sigmoid(scores) * ta
 def row_losses(scores: Float[Array, "*models n"], sample: Any, used: Bool[Array, "*models n"]) -> Array:
     """Return each row's loss: the logistic loss or, where the rows have events, its part of Cox's.
 
-    Only the rows in use are at risk. The losses of others mean nothing.
+    Only the rows in use are at risk. The losses of other rows are meaningless.
     """
     if "event" not in sample:
         return logistic_loss(scores) - sample["positive"] * scores

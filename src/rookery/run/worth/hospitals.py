@@ -89,7 +89,7 @@ def federation(
             raise ValueError("time and event need a table; got rk.Clients. Give the table and by=….")
         if by is not None or label is not None or drop or categories:
             raise ValueError(
-                "by, label, drop and categories must be left out for rk.Clients, whose columns are settled. Give them "
+                "by, label, drop and categories must be left out for rk.Clients, whose columns are fixed. Give them "
                 "to Clients.from_frame, or give the table."
             )
         made = _of_clients(table, positive)
@@ -265,7 +265,7 @@ def _of_table(table: Any, by: Any, predicted: Target, drop: Sequence[str], categ
     if left_out:
         notes.append(f"Columns left out: {', '.join(left_out)}.")
     if not blocks:
-        raise ValueError("the table must have at least one column to learn from; none is left. Give fewer to drop.")
+        raise ValueError("the table must have at least one column to learn from; none is left. Drop fewer columns.")
     values = np.stack(blocks, axis=1)
     gaps = tuple(np.flatnonzero(np.isnan(values).any(axis=0)).tolist())
     if gaps:

@@ -22,8 +22,8 @@ def interval(differences: np.ndarray, ratio: float) -> tuple[float, float, float
 
     The R splits share rows, so their differences are not independent. Their variance is multiplied by 1/R + test
     rows/training rows, and Student's t has R − 1 degrees of freedom (Nadeau and Bengio, Inference for the
-    Generalization Error, 2003). The same difference on every split, as few test rows may give, shows no variance to
-    make an interval of: unless it is zero, the ends are NaN.
+    Generalization Error, 2003). If the difference is the same on every split, as it may be with few test rows, its
+    variance is unknown: unless the difference is zero, the ends are NaN.
 
     >>> [round(end, 3) for end in interval(np.array([0.0, 0.1, 0.2]), 0.5)]
     [0.1, -0.293, 0.493]
@@ -186,12 +186,12 @@ def _hospitals(table: "pd.DataFrame", column: str, verdict: str) -> list[str]:
 
 
 def _named(hospital: str, word: str = "hospital") -> str:
-    """Return a hospital as a sentence has it; a number alone would not be taken for one."""
+    """Return a hospital's name for a sentence; a bare number would not be understood as a name."""
     return f"{word} {hospital}" if hospital.replace(".", "").isdigit() else hospital
 
 
 def _doubt(table: "pd.DataFrame", verdict: str) -> str:
-    """Return words of doubt if chance alone would give half as many verdicts of this kind, or more."""
+    """Return a remark if chance alone would give at least half as many verdicts of this kind."""
     federated = table[table["method"].isin(FEDERATED)]
     found, chance = int((federated["verdict"] == verdict).sum()), len(federated) * (1 - LEVEL) / 2
     if found > 2 * chance:
@@ -209,7 +209,7 @@ def _shown(value: float, metric: str) -> str:
 
 
 def _floor(metric: str) -> str:
-    """Return what the floor does: a metric of probabilities sees the frequency of the classes."""
+    """Return what the simplest baseline does; for metrics of probabilities, it knows the frequency of the classes."""
     if metric in SURVIVAL_METRICS:
         return "chance"
     return "always saying the commoner class" if "accuracy" in metric else "always giving the share of positive rows"

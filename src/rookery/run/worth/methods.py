@@ -74,7 +74,7 @@ class Study:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods that make sense, the floor last."""
+        """The methods for these rows; the last is the floor, which needs no features."""
         return SURVIVAL_METHODS if self.survival else METHODS
 
     @property
@@ -117,7 +117,7 @@ class Study:
     ) -> Models:
         """Return each hospital's models for all its training rows, by the loss on its own validation rows.
 
-        With `otherwise`, the place of a candidate, validation rows that tell nothing do not choose: `Site.can_choose`.
+        `otherwise`: the candidate to take where the validation rows cannot choose; see `Site.can_choose`.
         """
         best = np.argmin(self.validation_loss(models[:, : self.count]), axis=-1)
         if otherwise is not None:
@@ -203,7 +203,7 @@ def _personal(
 ) -> Models:
     """Return each hospital's own models by the method that is best on its own validation rows.
 
-    With times, validation rows that tell nothing leave the method in the middle.
+    With times, the middle method is taken where the validation rows cannot choose.
     """
     begin = start.astype(np.float32)
     runs = [solve(SingleLevel(loss), clients, method, begin, rounds, progress=False) for method in methods]

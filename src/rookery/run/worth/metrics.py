@@ -106,7 +106,7 @@ def _of_times(site: Site, split: int, models: dict[str, np.ndarray]) -> dict[str
 
 
 def spoken(metric: str) -> str:
-    """Return a metric's name as a sentence has it."""
+    """Return a metric's name for use in a sentence."""
     names = {
         "auc": "AUC",
         "brier": "Brier score",

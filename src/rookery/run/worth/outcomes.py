@@ -54,7 +54,7 @@ class Target:
         return times
 
     def outcomes(self, columns: Mapping[Any, "pd.Series"]) -> tuple[Bool[np.ndarray, " n"], Any]:
-        """Return whether each row is positive, or its event was seen; and the value of the column that says so."""
+        """Return whether each row is positive, or its event was seen; and the value of the column that means this."""
         column = columns[self.label]
         classes = [whole(value) for value in sorted(column.unique(), key=lambda value: (str(type(value)), value))]
         if self.time is None:
@@ -70,16 +70,16 @@ class Target:
 
 
 def target(label: Any, positive: Any, time: Any, event: Any) -> Target:
-    """Return what is predicted; raise ValueError if a label and times are given, or half of what is needed."""
+    """Return what is predicted; raise ValueError if a label and times are given, or only one of time and event."""
     label, time, event = map(plain, (label, time, event))
     if time is None and event is None:
         return Target(label, positive)
     if label is not None:
         raise ValueError(
-            f"label must be left out where time and event are given; got {label!r}. Give one or the other."
+            f"label must be left out if time and event are given; got {label!r}. Give either label, or the two."
         )
     if positive is not None:
-        raise ValueError(f"positive must be left out where event is given, which is 0 or 1; got {positive!r}.")
+        raise ValueError(f"positive must be left out if event is given, which is 0 or 1; got {positive!r}.")
     for missing, name in (("time", time), ("event", event)):
         if name is None:
             raise ValueError(

@@ -35,7 +35,7 @@ class Worth:
         splits: a DataFrame with the metrics of every split.
         weights: a DataFrame with the mean learnt weights: a row for each hospital, a column for each it learns from.
         metric: the metric that gains refer to.
-        notes: what was left out or filled, and how the numbers came about.
+        notes: what was left out or filled, and how the numbers were computed.
         settings: the arguments, the label and its positive value or the columns of times and events, and each
             hospital's rows, and events.
     """
@@ -159,7 +159,7 @@ class Worth:
 
 
 def _panel(name: str) -> str:
-    """Return a hospital's name as a panel has room for."""
+    """Return a hospital's name, shortened to fit a panel."""
     return _literal(name if len(name) <= _TITLE else name[: _TITLE - 1] + "…")
 
 

@@ -306,7 +306,7 @@ class GrpcServer:
                 connection.out.put(note(list=self._revocations.pem, renewed=waiting))
 
     def _refuse(self, connection: _Connection, why: str) -> None:
-        """End a connection; nothing that was received over it, and not yet taken, is used."""
+        """End a connection, and drop everything that was received over it and not yet taken."""
         connection.dismissed, connection.refused = why, True
         connection.close(f"has lost its connection: {why}")
         self._leave(connection)

@@ -49,7 +49,7 @@ def join(
         name: the site's name.
         address: where the coordinator listens.
         kit: its certificates; None: no certificates, on this machine only.
-        tell: tell(text), called with what happens to the connection.
+        tell: tell(text), called with a line about each change of the connection.
         limit: how many bytes a request may have.
         patience: seconds without any connection after which it gives up; None: never.
         receipts: receipts(receipt, coordinator), called with a receipt for the head of the site's audit log and the
@@ -62,7 +62,7 @@ def join(
     settings: Any = {"target": address, "options": [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]}
 
     def heard(trust: Trust, message: bytes) -> bool:
-        """Return whether this was a note; ValueError if the coordinator is not to be answered."""
+        """Return whether this was a note; ValueError if the coordinator must not be answered."""
         said = noted(message)
         if said is None:
             trust.check()

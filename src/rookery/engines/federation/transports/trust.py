@@ -86,7 +86,7 @@ class Trust:
             self._tell(f"This site's certificate ends {soon}. Renew it with `rookery federation renew`.")
 
     def take(self, said: dict[str, Any]) -> None:
-        """Take a note of the coordinator's; ValueError, which ends the connection, if it is not to be trusted."""
+        """Take a note of the coordinator's; ValueError, which ends the connection, if the note can't be trusted."""
         if "list" in said or "signature" in said:  # a coordinator that leaves out its list has none
             self._take_list(_bytes(said, "list"))
         if "signature" in said:
