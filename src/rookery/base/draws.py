@@ -75,7 +75,34 @@ def normals(key: Array, shape: tuple[int, ...]) -> Float[Array, "*shape"]:
     """Draw normal numbers of 24 random bits each, in float32."""
     signed = lax.bitcast_convert_type(_stream(key, math.prod(shape)), jnp.int32) >> 8
     uniform = (2 * signed + 1).astype(jnp.float32) * np.float32(2**-24)  # between −1 and 1, exact
-    return (np.float32(np.sqrt(2)) * lax.erf_inv(uniform)).reshape(shape)
+    return _quantiles(uniform).reshape(shape)
+
+
+# Polynomials with the smallest relative error, highest power first: 2e-8 for 0 ≤ w ≤ 5, 5e-8 for 5 ≤ w ≤ 16.
+_CENTRE = (
+    6.16082537e-09, -8.68567993e-08, 1.54157948e-06, -2.32632933e-05, 2.55120998e-04, -2.12539968e-03, 0.014019476,
+    -0.0773660738, 0.470962018,
+)  # fmt: skip
+_TAILS = (
+    -6.03590943e-05, 2.11515092e-04, -2.45958493e-04, -3.19751434e-04, 2.62133387e-03, -9.77134557e-03, 0.0303710356,
+    -0.0882522489, 0.249598521,
+)  # fmt: skip
+
+
+def _quantiles(uniform: Float[Array, " n"]) -> Float[Array, " n"]:
+    """Return the normal quantiles of (1 + u)/2 for float32 numbers u, at most 1 − 2⁻²⁴ in size, to 3e-7 of their size.
+
+    u over its quantile is a smooth function of w = −log(1 − u²), and in the tails one of √w; Giles ("Approximating the
+    erfinv function", 2012) fits the inverse. On a CPU, this takes a third of the time of √2·erf_inv(u). The division
+    comes last because XLA does not repeat divisions; it would otherwise hash again for the arrays that get the noise.
+    """
+    w = -jnp.log((1 - uniform) * (1 + uniform))
+    near = w < 5
+    t = jnp.where(near, w - 2.5, jnp.sqrt(w) - 3)
+    ratio = jnp.zeros_like(w)
+    for centre, tail in zip(_CENTRE, _TAILS, strict=True):
+        ratio = ratio * t + jnp.where(near, np.float32(centre), np.float32(tail))
+    return uniform / ratio
 
 
 def _stream(key: Array, count: int) -> UInt[Array, " count"]:

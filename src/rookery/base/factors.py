@@ -83,17 +83,18 @@ class Values:
     def sums(self, values: Sequence[Any], units: Sequence[Array], weights: Float[Array, " n"]) -> Any:
         """Return Σ weights_i · value_i, with each leaf in its unit; records of weight zero are ignored."""
         counts = weights != 0
-        masked = lambda a: jnp.where(_per_record(counts, a), _wide(a), 0)
+        masked = lambda a: jnp.where(_per_record(counts, a), a, 0)
         total = []
         for leaf, value, unit in zip(self._leaves, values, units, strict=True):
             scaled = weights / unit
             if not leaf.terms:
-                rows = masked(value)
+                rows = masked(_wide(value))
                 total.append(jnp.einsum("n,n...->...", scaled.astype(rows.dtype), rows, precision=_EXACT))
                 continue
-            (left, one), (right, other) = (_scaled(masked(a), (1, 2)) for a in value)
-            sizes = [size * jnp.any(a != 0, axis=(1, 2)) for size, a in ((one, left), (other, right))]
-            factor = scaled.astype(one.dtype) * jnp.minimum(*sizes) * jnp.maximum(*sizes)  # in this order: no overflow
+            both = [_scaled(a, (1, 2)) for a in value]  # as in `norms`, so that XLA computes it once
+            sizes = [jnp.where(most > 0, size, 0) for _, size, most in both]
+            factor = scaled.astype(sizes[0].dtype) * jnp.minimum(*sizes) * jnp.maximum(*sizes)  # so, without overflow
+            left, right = (masked(a) for a, *_ in both)
             flat = (a.reshape(-1, a.shape[-1]) for a in (left * factor[:, None, None], right))
             product = jnp.einsum("np,nq->pq", *flat, precision=_EXACT)
             order = leaf.terms[0].order
@@ -110,9 +111,9 @@ def _hypotenuse(a: Array, b: Array) -> Array:
 
 def _norms(value: Any) -> Array:
     if not isinstance(value, tuple):
-        rows, most = _scaled(value, tuple(range(1, value.ndim)))
-        return most * jnp.sqrt(jnp.sum(rows**2, axis=tuple(range(1, value.ndim))))
-    (left, one), (right, other) = (_scaled(a, (1, 2)) for a in value)
+        rows, size, _ = _scaled(value, tuple(range(1, value.ndim)))
+        return size * jnp.sqrt(jnp.sum(rows**2, axis=tuple(range(1, value.ndim))))
+    (left, one, _), (right, other, _) = (_scaled(a, (1, 2)) for a in value)
     size = one * other
     if left.shape[1] == 1:
         return size * jnp.sqrt(jnp.sum(left**2, axis=(1, 2))) * jnp.sqrt(jnp.sum(right**2, axis=(1, 2)))
@@ -124,13 +125,16 @@ def _norms(value: Any) -> Array:
     return size * jnp.sqrt(jnp.maximum(square, 0) + rounding * apart**2)
 
 
-def _scaled(a: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
-    """Return each record's entries divided by the largest one, and the largest one, so that no square overflows."""
+def _scaled(a: Array, axes: tuple[int, ...]) -> tuple[Array, Array, Array]:
+    """Return each record's entries divided by a scale, so that no square overflows, the scale, and the largest entry.
+
+    The scale is near the largest entry, positive and finite.
+    """
     a = _wide(a)
     most = jnp.max(jnp.abs(a), axis=axes, initial=0)
     limit = float(jnp.finfo(a.dtype).max) / 8  # above it, 1/most is flushed to zero
     scale = jnp.where(most > 0, jnp.clip(most, 1 / limit, limit), 1)
-    return a / _per_record(scale, a), scale
+    return a / _per_record(scale, a), scale, most
 
 
 def _wide(a: Array) -> Array:

@@ -55,13 +55,13 @@ def clipped(a: Tree, bound: Scalar) -> Tree:
     reciprocal = 1 / jnp.minimum(bound, 1e30)
     squares = (jnp.sum(jnp.square(jnp.abs(leaf * reciprocal.astype(leaf.real.dtype)))) for leaf in leaves)
     square = functools.reduce(jnp.add, squares)
-    factor = 1 / jnp.sqrt(jnp.maximum(square, 1))
+    factor = 1 / jnp.sqrt(jnp.maximum(square, 1))  # not positive if `square` is not finite
 
     def shrunk(leaf: Array) -> Array:
         by = factor
         if jnp.finfo(leaf.dtype).bits < 32:  # rounding a short number to nearest could exceed the bound
             by = jnp.where(square > 1, factor * (1 - float(jnp.finfo(leaf.dtype).eps)), 1)
-        return jnp.where(jnp.isfinite(square), (leaf * by).astype(leaf.dtype), jnp.zeros((), leaf.dtype))
+        return jnp.where(factor > 0, (leaf * by).astype(leaf.dtype), jnp.zeros((), leaf.dtype))
 
     return jax.tree.map(shrunk, a)
 
