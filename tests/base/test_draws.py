@@ -33,6 +33,12 @@ def test_integers_equal_those_of_jax(shape: tuple[int, ...]) -> None:
         assert jnp.array_equal(own, expected[0])
 
 
+@pytest.mark.parametrize("shape", [(7,), (5, 3)])
+def test_symmetric_uniform_numbers_equal_those_of_jax(shape: tuple[int, ...]) -> None:
+    expected = jax.random.uniform(KEYS[0], shape, minval=-0.3, maxval=0.3)
+    assert jnp.array_equal(draws.symmetric(KEYS[0], shape, 0.3), expected)
+
+
 @pytest.mark.parametrize("shape", [pytest.param((), marks=pytest.mark.slow), (4,)])
 def test_coins_equal_those_of_jax(shape: tuple[int, ...]) -> None:
     each = lambda draw: jax.jit(jax.vmap(lambda key, chance: draw(key, chance, shape), (0, None)))

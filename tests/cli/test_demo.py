@@ -3,6 +3,8 @@
 import json
 import math
 import shlex
+import threading
+import time
 
 import jax
 import pandas as pd
@@ -79,6 +81,25 @@ def test_a_command_gives_the_demos_numbers():
     words = shlex.split(story.command(entry).replace(f"--rounds {entry.rounds}", "--rounds 2"))
     told = CliRunner().invoke(cli.app, [*words[1:], "--seed", "1", "--json"])
     assert json.loads(told.stdout)["last"]["worst_loss"] == run.history["worst_loss"].iloc[-1]
+
+
+def test_runs_of_the_demo_go_side_by_side_in_order_and_end_with_an_error():
+    programs = demo_runs._programs()
+    assert sorted(entry.words for _, entry in programs) == sorted(entry.words for _, entry in ENTRIES)
+    assert [entry for _, entry in programs[:3]] == [story.entries[-1] for story in demo.STORIES]
+    begun = []
+
+    def call(k):
+        begun.append(k)
+        if k == 1000:
+            raise ValueError("stop")
+        return -k
+
+    with demo_runs._side_by_side() as map_:
+        assert map_(call, range(20)) == [-k for k in range(20)]
+    with pytest.raises(ValueError, match="stop"), demo_runs._side_by_side() as map_:
+        map_(lambda k: call(k) if k == 1000 else time.sleep(0.01), [1000, *range(1000)])
+    assert threading.active_count() < 20
 
 
 @pytest.mark.slow

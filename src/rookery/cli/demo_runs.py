@@ -1,9 +1,12 @@
 """Run the demo's stories, and show their results."""
 
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ from rich.table import Table
 from rookery import report
 from rookery.base.printing import bar
 from rookery.cli.demo_picture import draw
-from rookery.cli.demo_stories import CLEANING, CLINIC, ROBUST, SEEDS, STORIES, Story, runs_of, train
+from rookery.cli.demo_stories import CLEANING, CLINIC, ROBUST, SEEDS, STORIES, Entry, Story, runs_of, train
+from rookery.run.result import Run
 
 
 @dataclass(frozen=True)
@@ -108,25 +112,54 @@ def run_demo(out: Path, *, seeds: int = SEEDS, rounds: int | None = None, progre
     `rounds` limits the rounds of each method, for a quick look.
     """
     out.mkdir(parents=True, exist_ok=True)
-    compiling, rows, stopped = 0.0, [], []
-    with _bar(sum(1 + seeds for story in STORIES for _ in story.entries), progress) as advance:
-        for story in STORIES:
-            for entry in story.entries:
-                count = entry.rounds if rounds is None else min(rounds, entry.rounds)
-                advance(f"{story.name}: compiling {entry.name}")
-                begin = time.perf_counter()
-                train(story, entry, 1, seed=0)
-                compiling += time.perf_counter() - begin
-                for seed in range(seeds):
-                    advance(f"{story.name}: {entry.words}")
-                    run = train(story, entry, count, seed)
-                    names: dict[Any, Any] = {"story": story.name, "words": entry.words, "algorithm": entry.name}
-                    rows.append({**names, "seed": seed, **run.history.iloc[-1].to_dict()})
-                    if run.stopped is not None:
-                        stopped.append(f"{entry.name}, {story.name}, seed {seed}: {run.stopped}")
+    each = [(story, entry, seed) for story in STORIES for entry in story.entries for seed in range(seeds)]
+    with _bar(len(_programs()) + len(each), progress) as advance, _side_by_side() as map_:
+
+        def compile_(one: tuple[Story, Entry]) -> None:
+            story, entry = one
+            advance(f"{story.name}: compiling {entry.name}")
+            train(story, entry, 1, seed=0)
+
+        def run(one: tuple[Story, Entry, int]) -> Run:
+            story, entry, seed = one
+            advance(f"{story.name}: {entry.words}")
+            return train(story, entry, entry.rounds if rounds is None else min(rounds, entry.rounds), seed)
+
+        begin = time.perf_counter()
+        map_(compile_, _programs())
+        compiling = time.perf_counter() - begin
+        done = list(zip(each, map_(run, each), strict=True))
+    rows, stopped = [], []
+    for (story, entry, seed), result in done:
+        names: dict[Any, Any] = {"story": story.name, "words": entry.words, "algorithm": entry.name}
+        rows.append({**names, "seed": seed, **result.history.iloc[-1].to_dict()})
+        if result.stopped is not None:
+            stopped.append(f"{entry.name}, {story.name}, seed {seed}: {result.stopped}")
     runs = pd.DataFrame(rows)
     runs.to_csv(out / "demo.csv", index=False)
     return Demo(runs, compiling, report.save(draw(runs), out / "demo.png"), tuple(stopped))
+
+
+def _programs() -> list[tuple[Story, Entry]]:
+    """Return all methods, the nested ones first, which take longest to compile.
+
+    The stories take turns: two methods of one story may share a program, which is then compiled once.
+    """
+    turns = zip_longest(*(reversed(story.entries) for story in STORIES))
+    return [(story, entry) for turn in turns for story, entry in zip(STORIES, turn, strict=True) if entry is not None]
+
+
+@contextmanager
+def _side_by_side() -> Iterator[Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]]:
+    """Yield a `map` whose calls run in threads, one for each core and at most four.
+
+    JAX computes and compiles without Python's lock. After an error or Ctrl-C, no further call begins.
+    """
+    pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
+    try:
+        yield lambda function, values: list(pool.map(function, values))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rookery.base.draws import symmetric
+
 
 @dataclass(frozen=True)
 class MLP:
@@ -28,7 +30,7 @@ class MLP:
         layers = []
         for fan_in, out in pairwise(self.widths):
             key, kw, kb = jax.random.split(key, 3)
-            draw = lambda k, shape, bound=fan_in**-0.5: jax.random.uniform(k, shape, minval=-bound, maxval=bound)
+            draw = lambda k, shape, bound=fan_in**-0.5: symmetric(k, shape, bound)
             layers.append({"w": draw(kw, (fan_in, out)), "b": draw(kb, (out,))})
         return tuple(layers)
 
@@ -136,7 +138,7 @@ class CNN:
     def init(self, key: Array) -> Any:
         """Return {"convolutions": (two), "last": a linear layer}."""
         k1, k2, k3, k4 = jax.random.split(key, 4)
-        uniform = lambda k, shape, fan_in: jax.random.uniform(k, shape, minval=-(fan_in**-0.5), maxval=fan_in**-0.5)
+        uniform = lambda k, shape, fan_in: symmetric(k, shape, fan_in**-0.5)
 
         def convolution(k: Array, kernel: int, out: int) -> Any:
             fan_in = kernel**2 * self.channels

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from rookery.base import tree
 from rookery.base.arguments import check_amounts, check_counts, check_seed
-from rookery.base.draws import seed_key
+from rookery.base.draws import seed_key, symmetric
 from rookery.data import PARTITIONS
 from rookery.data.clients import Clients
 from rookery.language.fed import Epochs
@@ -45,8 +45,8 @@ def layers(key: Array, inputs: int, width: int, outputs: int) -> tuple[Any, Any]
     def layer(kw: Array, kb: Array, fan_in: int, out: int) -> Any:
         bound = fan_in**-0.5
         return {
-            "w": jax.random.uniform(kw, (fan_in, out), minval=-bound, maxval=bound),
-            "b": jax.random.uniform(kb, (out,), minval=-bound, maxval=bound),
+            "w": symmetric(kw, (fan_in, out), bound),
+            "b": symmetric(kb, (out,), bound),
         }
 
     return layer(keys[0], keys[1], inputs, width), layer(keys[2], keys[3], width, outputs)

@@ -1,5 +1,6 @@
 """Images for several tasks, as (training images, training labels, test images, test labels)."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,18 @@ MNIST_MEAN, MNIST_DEVIATION = 0.1307, 0.3081
 
 def digit_images(seed: int, data_dir: Any = None) -> Images:
     """Return scikit-learn's digits, 8×8 and scaled to [0, 1], with 360 test images drawn by the seed."""
-    from sklearn.datasets import load_digits  # slow to import, and only this function needs it
-
-    images, labels = load_digits(return_X_y=True)
-    images, labels = (images / 16.0).astype(np.float32), labels.astype(np.int32)
+    images, labels = _digits()
     order = np.random.default_rng(seed).permutation(len(labels))
     test, train = order[:360], order[360:]
     return images[train], labels[train], images[test], labels[test]
+
+
+@cache
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits  # slow to import, and only this function needs it
+
+    images, labels = load_digits(return_X_y=True)
+    return (images / 16.0).astype(np.float32), labels.astype(np.int32)
 
 
 def mnist_images(seed: int = 0, data_dir: Any = None) -> Images:

@@ -13,7 +13,7 @@ import optax
 from jaxtyping import Array, Float
 
 from rookery.base.arguments import check_amounts, check_counts, check_seed
-from rookery.base.draws import seed_key
+from rookery.base.draws import seed_key, symmetric
 from rookery.data import PARTITIONS, long_tailed
 from rookery.data.clients import Clients
 from rookery.language.fed import Epochs
@@ -181,7 +181,7 @@ def network(key: Array, widths: tuple[int, ...]) -> tuple[Any, ...]:
     layers = []
     for fan_in, out in pairwise(widths):
         key, kw, kb = jax.random.split(key, 3)
-        draw = lambda k, shape, bound=fan_in**-0.5: jax.random.uniform(k, shape, minval=-bound, maxval=bound)
+        draw = lambda k, shape, bound=fan_in**-0.5: symmetric(k, shape, bound)
         layers.append({"w": draw(kw, (fan_in, out)), "b": draw(kb, (out,))})
     return tuple(layers)
 
