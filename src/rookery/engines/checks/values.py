@@ -2,7 +2,7 @@
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -87,17 +87,55 @@ def check_whole_batches(problem: Problem, names: frozenset[str]) -> None:
         )
 
 
-def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: frozenset[str]) -> None:
+def check_means(problem: Any, clients: Clients, x: Any, y: Any, names: frozenset[str]) -> None:
     """Check on a few samples that losses are finite at the start, and means over their batch.
 
     A loss in `names` is evaluated sample by sample, which would change the problem if it is not a mean: that raises
     ValueError. For any other loss it warns. The values and derivatives that methods use are computed on a batch, and
-    compared with the means of the same over its samples, at a point near the start.
+    compared with the means of the same over its samples, at a point near the start. All this is one program, because
+    it runs twice and compiling it is what it costs.
     """
     check_whole_batches(problem, names)
-    for name in sorted(names - problem.random):  # two evaluations of a random loss differ in any case
-        check_mean(problem, clients, x, y, name)
-    _check_values(problem, clients, x, y, names)
+    if any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves((x, y))):
+        return
+    composed = isinstance(problem, Composed)
+    losses = "fg" if isinstance(problem, Bilevel) else "rf" if composed else "f"
+    split = sorted(names - problem.random)  # two evaluations of a random loss differ in any case
+    some = lambda name: _some_samples(rows_of(clients, name), clients.here, _OF_BATCH, least=1)
+    rows = {name: some(name) for name in [*losses, *(name for name in split if name not in losses)]}
+    key = jaxprs.digest(repr(sorted(names)), *jax.tree.leaves((rows, x, y)))
+    if key in known_of(_VALUES, problem):
+        return
+    split = [name for name in split if len(jax.tree.leaves(rows[name])[0]) > 1]
+    compared = set() if problem.batch_statistic else set(losses) - names - problem.random
+    fixed = with_key(problem, jax.random.key(0))
+    sample = jax.tree.map(lambda a: _read(a, 0, 1)[0], clients.upper.rows) if composed else None
+
+    def values(x: Any, y: Any, rows: Any) -> dict[str, Any]:
+        more = [sample] if composed and fixed.inner_is_conditional else []
+        value = lambda n, z: fixed.chain[n](z, rows["r"], *more)
+        at = (x, fixed.forward(x, value)) if composed else (x, y)
+        loss = {"f": lambda batch: fixed.f(*at, batch), "g": lambda batch: fixed.g(x, y, batch)}
+        of = loss | {"r": lambda batch: fixed.r(*at, batch, *more)}
+        alone = lambda name: _over_samples(of[name], rows[name]) if name in compared else None
+        return {name: (of[name](rows[name]), alone(name)) for name in losses}
+
+    def both(x: Any, y: Any, rows: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {name: _both_ways(problem, clients, name)((x, y), rows[name]) for name in split}, values(x, y, rows)
+
+    evaluate = _Traced(both, x, y, rows)
+    near, at_start = evaluate(*_nudged((x, y)), rows), evaluate(x, y, rows)
+    for name in split:
+        _check_split(problem, rows_of(clients, name), name, rows[name], (each[0][name] for each in (near, at_start)))
+    for name in losses:
+        if not _finite(at_start[1][name][0]):
+            _check_finite(problem, clients, name, lambda *args: _Traced(values, *args)(*args), x, y, rows)
+    for name, (together, alone) in near[1].items():
+        for level, a, b in _pairs(together, alone) if name in compared else ():
+            if not _close(a, b):
+                warn(f"{_not_a_mean(problem, name, level, 'it', a, b, rows[name])} {_SCALE}")
+                break
+    known_of(_VALUES, problem).add(key)
 
 
 def rows_of(clients: Clients, name: str) -> Any:
@@ -111,17 +149,19 @@ def check_mean(problem: Problem, clients: Clients, x: Any, y: Any, name: str, co
     rows = _some_samples(source, clients.here, count)
     if rows is None:
         return
-    used = _used_of(problem, clients, name)
-    both_ways = lambda z, rows: (used(z, rows), _over_samples(lambda row: used(z, row), rows))
-    compare = _Comparison(both_ways, _nudged((x, y)), rows)
+    compare = _Comparison(_both_ways(problem, clients, name), _nudged((x, y)), rows)
     if compare.passed:
         return
-    for z in (_nudged((x, y)), (x, y)):
-        together, alone = compare(z, rows)
-        if _finite((together, alone)):
-            break
-    else:
-        together, alone = (), ()
+    _check_split(problem, source, name, rows, (compare(z, rows) for z in (_nudged((x, y)), (x, y))))
+    compare.remember()
+
+
+def _check_split(problem: Problem, source: ClientRows, name: str, rows: Any, found: Iterable[tuple[Any, Any]]) -> None:
+    """Raise ValueError if what was found for a loss on a batch is not the mean of what was found sample by sample.
+
+    `found`: both, at one point after another; the first at which all is finite counts.
+    """
+    together, alone = next(filter(_finite, found), ((), ()))
     for level, a, b in _pairs(together, alone):
         if not _close(a, b):
             what = "its value" if name == "r" else "it" if a.ndim == 0 and name == "f" else "its gradient"
@@ -132,7 +172,12 @@ def check_mean(problem: Problem, clients: Clients, x: Any, y: Any, name: str, co
                 "a batch, or where the method weights single samples, the loss is evaluated sample by sample, and that "
                 f"would change the problem. {WRITE_A_MEAN}{'' if source.widest == source.narrowest else fix}."
             )
-    compare.remember()
+
+
+def _both_ways(problem: Problem, clients: Clients, name: str) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """Return a function (z, rows) of what methods use of a loss: on the batch, and the mean over its samples."""
+    used = _used_of(problem, clients, name)
+    return lambda z, rows: (used(z, rows), _over_samples(lambda row: used(z, row), rows))
 
 
 def _used_of(problem: Any, clients: Clients, name: str) -> Callable[[Any, Any], Any]:
@@ -149,42 +194,6 @@ def _used_of(problem: Any, clients: Clients, name: str) -> Callable[[Any, Any], 
         return jax.grad(problem.g, 1)(x, y, rows), jax.jvp(gradients, (y,), (y,))[1]
 
     return of_g
-
-
-def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozenset[str]) -> None:
-    """Raise ValueError if a loss is not finite at the start; warn if one that is not in `names` is not a mean."""
-    if any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves((x, y))):
-        return
-    composed = isinstance(problem, Composed)
-    losses = "fg" if isinstance(problem, Bilevel) else "rf" if composed else "f"
-    rows = {name: _some_samples(rows_of(clients, name), clients.here, _OF_BATCH, least=1) for name in losses}
-    key = jaxprs.digest(repr(sorted(names)), *jax.tree.leaves((rows, x, y)))
-    if key in known_of(_VALUES, problem):
-        return
-    compared = set() if problem.batch_statistic else rows.keys() - names - problem.random
-    fixed = with_key(problem, jax.random.key(0))
-    sample = jax.tree.map(lambda a: _read(a, 0, 1)[0], clients.upper.rows) if composed else None
-
-    def values(x: Any, y: Any, rows: Any) -> dict[str, Any]:
-        more = [sample] if composed and fixed.inner_is_conditional else []
-        value = lambda n, z: fixed.chain[n](z, rows["r"], *more)
-        at = (x, fixed.forward(x, value)) if composed else (x, y)
-        losses = {"f": lambda batch: fixed.f(*at, batch), "g": lambda batch: fixed.g(x, y, batch)}
-        of = losses | {"r": lambda batch: fixed.r(*at, batch, *more)}
-        alone = lambda name, batch: _over_samples(of[name], batch) if name in compared else None
-        return {name: (of[name](batch), alone(name, batch)) for name, batch in rows.items()}
-
-    evaluate = _Traced(values, x, y, rows)
-    at_start = evaluate(x, y, rows)
-    for name in losses:
-        if not _finite(at_start[name][0]):
-            _check_finite(problem, clients, name, lambda *args: _Traced(values, *args)(*args), x, y, rows)
-    for name, (together, alone) in evaluate(*_nudged((x, y)), rows).items():
-        for level, a, b in _pairs(together, alone) if name in compared else ():
-            if not _close(a, b):
-                warn(f"{_not_a_mean(problem, name, level, 'it', a, b, rows[name])} {_SCALE}")
-                break
-    known_of(_VALUES, problem).add(key)
 
 
 def _check_finite(
