@@ -1,6 +1,7 @@
 """Checks of a problem's functions by their values on a few samples: finite, and means over their batch."""
 
 import functools
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -121,7 +122,8 @@ def check_means(problem: Any, clients: Clients, x: Any, y: Any, names: frozenset
         return {name: (of[name](rows[name]), alone(name)) for name in losses}
 
     def both(x: Any, y: Any, rows: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {name: _both_ways(problem, clients, name)((x, y), rows[name]) for name in split}, values(x, y, rows)
+        used = {name: _both_ways(problem, clients, name)((x, y), [rows[name]])[0] for name in split}
+        return used, values(x, y, rows)
 
     evaluate = _Traced(both, x, y, rows)
     near, at_start = evaluate(*_nudged((x, y)), rows), evaluate(x, y, rows)
@@ -143,16 +145,19 @@ def rows_of(clients: Clients, name: str) -> Any:
     return clients.lower if name in ("g", "r") else clients.upper
 
 
-def check_mean(problem: Problem, clients: Clients, x: Any, y: Any, name: str, count: int = _OF_BATCH) -> None:
-    """Raise ValueError if a loss (f, g or r) is not a mean over batches of `count` samples."""
+def check_mean(problem: Problem, clients: Clients, x: Any, y: Any, name: str, counts: Iterable[int]) -> None:
+    """Raise ValueError if a loss (f, g or r) is not a mean over batches of each of these numbers of samples."""
     source = rows_of(clients, name)
-    rows = _some_samples(source, clients.here, count)
-    if rows is None:
+    some = (_some_samples(source, clients.here, count) for count in counts)
+    batches = [rows for rows in some if rows is not None]
+    if not batches:
         return
-    compare = _Comparison(_both_ways(problem, clients, name), _nudged((x, y)), rows)
+    compare = _Comparison(_both_ways(problem, clients, name), _nudged((x, y)), batches)
     if compare.passed:
         return
-    _check_split(problem, source, name, rows, (compare(z, rows) for z in (_nudged((x, y)), (x, y))))
+    found = [compare(z, batches) for z in (_nudged((x, y)), (x, y))]
+    for i, rows in enumerate(batches):
+        _check_split(problem, source, name, rows, (each[i] for each in found))
     compare.remember()
 
 
@@ -174,10 +179,18 @@ def _check_split(problem: Problem, source: ClientRows, name: str, rows: Any, fou
             )
 
 
-def _both_ways(problem: Problem, clients: Clients, name: str) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """Return a function (z, rows) of what methods use of a loss: on the batch, and the mean over its samples."""
+def _both_ways(problem: Problem, clients: Clients, name: str) -> Callable[[Any, Any], list[tuple[Any, Any]]]:
+    """Return a function (z, batches) of what methods use of a loss: for each batch, and the mean over its samples."""
     used = _used_of(problem, clients, name)
-    return lambda z, rows: (used(z, rows), _over_samples(lambda row: used(z, row), rows))
+
+    def both(z: Any, batches: list[Any]) -> list[tuple[Any, Any]]:
+        ends = [0, *np.cumsum([len(jax.tree.leaves(rows)[0]) for rows in batches]).tolist()]
+        together = jax.tree.map(lambda *each: jnp.concatenate(each), *batches) if len(batches) > 1 else batches[0]
+        single = _of_samples(lambda row: used(z, row), together)
+        mean = lambda begin, end: jax.tree.map(lambda a: jnp.mean(a[begin:end], axis=0), single)
+        return [(used(z, rows), mean(*cut)) for rows, cut in zip(batches, itertools.pairwise(ends), strict=True)]
+
+    return both
 
 
 def _used_of(problem: Any, clients: Clients, name: str) -> Callable[[Any, Any], Any]:
@@ -288,8 +301,12 @@ def check_measure(problem: Problem, clients: Clients, measure: Callable[..., Any
 
 def _over_samples(function: Callable[[Any], Any], rows: Any) -> Any:
     """Return the mean of function over batches of one sample each."""
-    values = jax.vmap(lambda row: function(jax.tree.map(lambda a: a[None], row)))(rows)
-    return jax.tree.map(lambda a: jnp.mean(a, axis=0), values)
+    return jax.tree.map(lambda a: jnp.mean(a, axis=0), _of_samples(function, rows))
+
+
+def _of_samples(function: Callable[[Any], Any], rows: Any) -> Any:
+    """Return the values of function on batches of one sample each, stacked."""
+    return jax.vmap(lambda row: function(jax.tree.map(lambda a: a[None], row)))(rows)
 
 
 def _finite(value: Any) -> bool:
