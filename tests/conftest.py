@@ -48,19 +48,22 @@ if importlib.util.find_spec("hypothesis.internal.conjecture.providers"):
         providers._get_local_constants = lambda: providers._local_constants
 gc.set_threshold(200_000, 20, 100)  # tracing makes many objects that live long: looking for garbage finds little
 jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_enable_compilation_cache", False)  # without a folder it computes keys, and keeps nothing
 jax.config.update("jax_num_cpu_devices", 4)  # for meshes; everything else runs on the first
 
 
 COLLECTED = pytest.StashKey[dict[str, bool]]()
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """What a quick test covers is slow."""
-    name = item.nodeid.removeprefix("tests/")
-    if name in QUICK_FOR or own_name(name) in QUICK_FOR:
-        item.add_marker(pytest.mark.slow)
-    found = item.config.stash.setdefault(COLLECTED, {})
-    found[name] = item.get_closest_marker("slow") is not None
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What a quick test covers is slow. (Examples in src, too: a hook for each item is not called for them here.)"""
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        if name in QUICK_FOR or own_name(name) in QUICK_FOR:
+            item.add_marker(pytest.mark.slow)
+        found = item.config.stash.setdefault(COLLECTED, {})
+        found[name] = item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture
@@ -69,8 +72,8 @@ def collected(request: pytest.FixtureRequest) -> dict[str, bool]:
     return request.config.stash[COLLECTED]
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
+def pytest_groups(items: list[pytest.Item]) -> None:
     """Tests of one group go to one worker: pytest-xdist 3.8 adds its name to an id that pytest 9.2 no longer reads."""
     for item in items:
         named = getattr(item, "_nodeid", item.nodeid)

@@ -110,12 +110,11 @@ def _means(problem: Problem, clients: Clients, x: Any, y: Any) -> Line:
     sizes = max(clients.lower_sizes.max(), clients.upper_sizes.max())
     if sizes < 2:
         return Line("means over the batch", "not checked: every client has one sample", "note")
+    counts = [count for count, smaller in zip(_COUNTS, (0, *_COUNTS), strict=False) if smaller < sizes]
     try:
         for name in names:
-            for count in () if name in problem.random else _COUNTS:
-                checks.check_mean(problem, clients, x, y, name, count)
-                if count >= sizes:
-                    break
+            if name not in problem.random:
+                checks.check_mean(problem, clients, x, y, name, counts)
     except ValueError as error:
         value, _, advice = str(error).partition(" Where clients differ")
         advice, source = advice[advice.index(WRITE_A_MEAN) :], rows_of(clients, name)

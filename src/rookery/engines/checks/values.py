@@ -1,8 +1,9 @@
 """Checks of a problem's functions by their values on a few samples: finite, and means over their batch."""
 
 import functools
+import itertools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -88,17 +89,56 @@ def check_whole_batches(problem: Problem, names: frozenset[str]) -> None:
         )
 
 
-def check_means(problem: Problem, clients: Clients, x: Any, y: Any, names: frozenset[str]) -> None:
+def check_means(problem: Any, clients: Clients, x: Any, y: Any, names: frozenset[str]) -> None:
     """Check on a few samples that losses are finite at the start, and means over their batch.
 
     A loss in `names` is evaluated sample by sample, which would change the problem if it is not a mean: that raises
     ValueError. Any other loss that is not a mean causes a warning. The values and derivatives that methods use are
-    computed on a batch, near the start, and compared with their means over its samples.
+    computed on a batch, near the start, and compared with their means over its samples. Compiling takes most of the
+    time, so that all of it is one program, which runs twice.
     """
     check_whole_batches(problem, names)
-    for name in sorted(names - problem.random):  # two evaluations of a random loss differ in any case
-        check_mean(problem, clients, x, y, name)
-    _check_values(problem, clients, x, y, names)
+    if any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves((x, y))):
+        return
+    composed = isinstance(problem, Composed)
+    losses = "fg" if isinstance(problem, Bilevel) else "rf" if composed else "f"
+    split = sorted(names - problem.random)  # two evaluations of a random loss differ in any case
+    some = lambda name: _some_samples(rows_of(clients, name), clients.here, _OF_BATCH, least=1)
+    rows = {name: some(name) for name in [*losses, *(name for name in split if name not in losses)]}
+    key = jaxprs.digest(repr(sorted(names)), *jax.tree.leaves((rows, x, y)))
+    if key in known_of(_VALUES, problem):
+        return
+    split = [name for name in split if len(jax.tree.leaves(rows[name])[0]) > 1]
+    compared = set() if problem.batch_statistic else set(losses) - names - problem.random
+    fixed = with_key(problem, jax.random.key(0))
+    sample = jax.tree.map(lambda a: _read(a, 0, 1)[0], clients.upper.rows) if composed else None
+
+    def values(x: Any, y: Any, rows: Any) -> dict[str, Any]:
+        more = [sample] if composed and fixed.inner_is_conditional else []
+        value = lambda n, z: fixed.chain[n](z, rows["r"], *more)
+        at = (x, fixed.forward(x, value)) if composed else (x, y)
+        loss = {"f": lambda batch: fixed.f(*at, batch), "g": lambda batch: fixed.g(x, y, batch)}
+        of = loss | {"r": lambda batch: fixed.r(*at, batch, *more)}
+        alone = lambda name: _over_samples(of[name], rows[name]) if name in compared else None
+        return {name: (of[name](rows[name]), alone(name)) for name in losses}
+
+    def both(x: Any, y: Any, rows: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        used = {name: _both_ways(problem, clients, name)((x, y), [rows[name]])[0] for name in split}
+        return used, values(x, y, rows)
+
+    evaluate = _Traced(both, x, y, rows)
+    near, at_start = evaluate(*_nudged((x, y)), rows), evaluate(x, y, rows)
+    for name in split:
+        _check_split(problem, rows_of(clients, name), name, rows[name], (each[0][name] for each in (near, at_start)))
+    for name in losses:
+        if not _finite(at_start[1][name][0]):
+            _check_finite(problem, clients, name, lambda *args: _Traced(values, *args)(*args), x, y, rows)
+    for name, (together, alone) in near[1].items():
+        for level, a, b in _pairs(together, alone) if name in compared else ():
+            if not _close(a, b):
+                warn(f"{_not_a_mean(problem, name, level, 'it', a, b, rows[name])} {_SCALE}")
+                break
+    known_of(_VALUES, problem).add(key)
 
 
 def rows_of(clients: Clients, name: str) -> Any:
@@ -106,23 +146,28 @@ def rows_of(clients: Clients, name: str) -> Any:
     return clients.lower if name in ("g", "r") else clients.upper
 
 
-def check_mean(problem: Problem, clients: Clients, x: Any, y: Any, name: str, count: int = _OF_BATCH) -> None:
-    """Raise ValueError if a loss (f, g or r) is not a mean over batches of `count` samples."""
+def check_mean(problem: Problem, clients: Clients, x: Any, y: Any, name: str, counts: Iterable[int]) -> None:
+    """Raise ValueError if a loss (f, g or r) is not a mean over batches of each of these numbers of samples."""
     source = rows_of(clients, name)
-    rows = _some_samples(source, clients.here, count)
-    if rows is None:
+    some = (_some_samples(source, clients.here, count) for count in counts)
+    batches = [rows for rows in some if rows is not None]
+    if not batches:
         return
-    used = _used_of(problem, clients, name)
-    both_ways = lambda z, rows: (used(z, rows), _over_samples(lambda row: used(z, row), rows))
-    compare = _Comparison(both_ways, _nudged((x, y)), rows)
+    compare = _Comparison(_both_ways(problem, clients, name), _nudged((x, y)), batches)
     if compare.passed:
         return
-    for z in (_nudged((x, y)), (x, y)):
-        together, alone = compare(z, rows)
-        if _finite((together, alone)):
-            break
-    else:
-        together, alone = (), ()
+    found = [compare(z, batches) for z in (_nudged((x, y)), (x, y))]
+    for i, rows in enumerate(batches):
+        _check_split(problem, source, name, rows, (each[i] for each in found))
+    compare.remember()
+
+
+def _check_split(problem: Problem, source: ClientRows, name: str, rows: Any, found: Iterable[tuple[Any, Any]]) -> None:
+    """Raise ValueError if what was found for a loss on a batch is not the mean of what was found sample by sample.
+
+    `found`: both, at one point after another; the first at which all is finite counts.
+    """
+    together, alone = next(filter(_finite, found), ((), ()))
     for level, a, b in _pairs(together, alone):
         if not _close(a, b):
             what = "its value" if name == "r" else "it" if a.ndim == 0 and name == "f" else "its gradient"
@@ -133,7 +178,20 @@ def check_mean(problem: Problem, clients: Clients, x: Any, y: Any, name: str, co
                 "a batch, or where the method weights single samples, the loss is evaluated sample by sample, and that "
                 f"would change the problem. {WRITE_A_MEAN}{'' if source.widest == source.narrowest else fix}."
             )
-    compare.remember()
+
+
+def _both_ways(problem: Problem, clients: Clients, name: str) -> Callable[[Any, Any], list[tuple[Any, Any]]]:
+    """Return a function (z, batches) of what methods use of a loss: for each batch, and the mean over its samples."""
+    used = _used_of(problem, clients, name)
+
+    def both(z: Any, batches: list[Any]) -> list[tuple[Any, Any]]:
+        ends = [0, *np.cumsum([len(jax.tree.leaves(rows)[0]) for rows in batches]).tolist()]
+        together = jax.tree.map(lambda *each: jnp.concatenate(each), *batches) if len(batches) > 1 else batches[0]
+        single = _of_samples(lambda row: used(z, row), together)
+        mean = lambda begin, end: jax.tree.map(lambda a: jnp.mean(a[begin:end], axis=0), single)
+        return [(used(z, rows), mean(*cut)) for rows, cut in zip(batches, itertools.pairwise(ends), strict=True)]
+
+    return both
 
 
 def _used_of(problem: Any, clients: Clients, name: str) -> Callable[[Any, Any], Any]:
@@ -150,42 +208,6 @@ def _used_of(problem: Any, clients: Clients, name: str) -> Callable[[Any, Any], 
         return jax.grad(problem.g, 1)(x, y, rows), jax.jvp(gradients, (y,), (y,))[1]
 
     return of_g
-
-
-def _check_values(problem: Any, clients: Clients, x: Any, y: Any, names: frozenset[str]) -> None:
-    """Raise ValueError if a loss is not finite at the start; warn if one that is not in `names` is not a mean."""
-    if any(isinstance(a, jax.ShapeDtypeStruct) for a in jax.tree.leaves((x, y))):
-        return
-    composed = isinstance(problem, Composed)
-    losses = "fg" if isinstance(problem, Bilevel) else "rf" if composed else "f"
-    rows = {name: _some_samples(rows_of(clients, name), clients.here, _OF_BATCH, least=1) for name in losses}
-    key = jaxprs.digest(repr(sorted(names)), *jax.tree.leaves((rows, x, y)))
-    if key in known_of(_VALUES, problem):
-        return
-    compared = set() if problem.batch_statistic else rows.keys() - names - problem.random
-    fixed = with_key(problem, jax.random.key(0))
-    sample = jax.tree.map(lambda a: _read(a, 0, 1)[0], clients.upper.rows) if composed else None
-
-    def values(x: Any, y: Any, rows: Any) -> dict[str, Any]:
-        more = [sample] if composed and fixed.inner_is_conditional else []
-        value = lambda n, z: fixed.chain[n](z, rows["r"], *more)
-        at = (x, fixed.forward(x, value)) if composed else (x, y)
-        losses = {"f": lambda batch: fixed.f(*at, batch), "g": lambda batch: fixed.g(x, y, batch)}
-        of = losses | {"r": lambda batch: fixed.r(*at, batch, *more)}
-        alone = lambda name, batch: _over_samples(of[name], batch) if name in compared else None
-        return {name: (of[name](batch), alone(name, batch)) for name, batch in rows.items()}
-
-    evaluate = _Traced(values, x, y, rows)
-    at_start = evaluate(x, y, rows)
-    for name in losses:
-        if not _finite(at_start[name][0]):
-            _check_finite(problem, clients, name, lambda *args: _Traced(values, *args)(*args), x, y, rows)
-    for name, (together, alone) in evaluate(*_nudged((x, y)), rows).items():
-        for level, a, b in _pairs(together, alone) if name in compared else ():
-            if not _close(a, b):
-                warn(f"{_not_a_mean(problem, name, level, 'it', a, b, rows[name])} {_SCALE}")
-                break
-    known_of(_VALUES, problem).add(key)
 
 
 def _check_finite(
@@ -280,8 +302,12 @@ def check_measure(problem: Problem, clients: Clients, measure: Callable[..., Any
 
 def _over_samples(function: Callable[[Any], Any], rows: Any) -> Any:
     """Return the mean of function over batches of one sample each."""
-    values = jax.vmap(lambda row: function(jax.tree.map(lambda a: a[None], row)))(rows)
-    return jax.tree.map(lambda a: jnp.mean(a, axis=0), values)
+    return jax.tree.map(lambda a: jnp.mean(a, axis=0), _of_samples(function, rows))
+
+
+def _of_samples(function: Callable[[Any], Any], rows: Any) -> Any:
+    """Return the values of function on batches of one sample each, stacked."""
+    return jax.vmap(lambda row: function(jax.tree.map(lambda a: a[None], row)))(rows)
 
 
 def _finite(value: Any) -> bool:
