@@ -91,7 +91,7 @@ class Demo:
             grid.rows[end].end_section = True
         grid.caption = (
             "right: test images read right; in the last story, images of the bad scanners. up, down: sent by and to "
-            f"all clients together. seconds: for one run beside others, after {self.compiling:.0f} s of compilation for all."
+            f"all clients together. seconds: for one run beside others, after {self.compiling:.0f} s of compilation."
         )
         grid.caption_justify = "left"
         return grid
