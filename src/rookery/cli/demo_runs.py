@@ -27,7 +27,7 @@ class Demo:
 
     Attributes:
         runs: the last evaluation of every run.
-        compiling: the seconds of compilation.
+        compiling: the seconds until all methods were compiled, several at a time.
         picture: the picture's file.
         stopped: the runs that ended early because a value was not finite.
     """
@@ -91,7 +91,7 @@ class Demo:
             grid.rows[end].end_section = True
         grid.caption = (
             "right: test images read right; in the last story, images of the bad scanners. up, down: sent by and to "
-            f"all clients together. seconds: for one run, plus {self.compiling:.0f} s of compilation in all."
+            f"all clients together. seconds: for one run beside others, after {self.compiling:.0f} s of compilation."
         )
         grid.caption_justify = "left"
         return grid
