@@ -279,6 +279,12 @@ def traced(job: Job, debug: bool = False, convolve: str = "auto", shapes: Client
 PROGRAMS = Programs(most=64)
 
 
+def shapes(value: Any) -> Any:
+    """The structure, shapes and types of a pytree."""
+    leaves, structure = jax.tree.flatten(value)
+    return structure, tuple((a.shape, a.dtype) for a in leaves)
+
+
 def compiled(of: Plan, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """`jax.jit` of a function that runs this plan.
 

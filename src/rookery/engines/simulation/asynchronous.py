@@ -114,7 +114,7 @@ class Session(device.Session):
         of, how = self._traced.round, (self._how, self._places)
         program = lambda: partial(function, Program(of, self._data, self._block, *how), *fixed)
         return engine.PROGRAMS.find(
-            (name, "asynchronous", of.identity, device.shapes(self._data), self._block, *how, *fixed),
+            (name, "asynchronous", of.identity, engine.shapes(self._data), self._block, *how, *fixed),
             lambda: engine.compiled(of, program(), donate_argnums=donate),
         )
 

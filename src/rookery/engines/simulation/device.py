@@ -129,7 +129,7 @@ class Session:
     ) -> Any:
         """The compiled function(program, *fixed, ...), from the cache if it is there."""
         return engine.PROGRAMS.find(
-            (name, of.identity, shapes(self._data), self._block, *fixed),
+            (name, of.identity, engine.shapes(self._data), self._block, *fixed),
             lambda: engine.compiled(
                 of, partial(function, Program(of, self._data, self._block), *fixed), donate_argnums=donate
             ),
@@ -231,12 +231,6 @@ class Session:
 
     def close(self) -> None:
         self._carry = None
-
-
-def shapes(value: Any) -> Any:
-    """The structure, shapes and types of a pytree."""
-    leaves, structure = jax.tree.flatten(value)
-    return structure, tuple((a.shape, a.dtype) for a in leaves)
 
 
 def amounts(traced: Plan, report: dict[str, Any]) -> Amounts:

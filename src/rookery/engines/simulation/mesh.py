@@ -172,7 +172,7 @@ class Session(device.Session):
             return engine.compiled(of, divided, donate_argnums=donate)
 
         slots = b"" if self._division.slots is None else self._division.slots.tobytes()
-        key = (name, of.identity, device.shapes(self._data), self._block, *fixed, mesh, slots)
+        key = (name, of.identity, engine.shapes(self._data), self._block, *fixed, mesh, slots)
         return engine.PROGRAMS.find(key, make)
 
 

@@ -91,7 +91,7 @@ class Sweep:
         if self._mesh is not None:
             data = jax.tree.map(lambda a: a.addressable_data(0), data)
         program = engine.PROGRAMS.find(
-            ("measure", traced.measure.identity, device.shapes(data), self._block),
+            ("measure", traced.measure.identity, engine.shapes(data), self._block),
             lambda: jax.jit(partial(device.measure, Program(traced.measure, data, self._block))),
         )
         iterates = Carry((state.x, state.y), memory)
@@ -100,7 +100,7 @@ class Sweep:
     def _program(self, name: str, of: Plan, function: Any, *fixed: Any, donate: tuple[int, ...] = ()) -> Any:
         """The compiled function(program, mesh, *fixed, ...), from the cache if it is there."""
         return engine.PROGRAMS.find(
-            (name, of.identity, device.shapes(self._data), self._searched, self._block, self._mesh, *fixed),
+            (name, of.identity, engine.shapes(self._data), self._searched, self._block, self._mesh, *fixed),
             lambda: engine.compiled(
                 of, partial(function, Program(of, self._data, self._block), self._mesh, *fixed), donate_argnums=donate
             ),

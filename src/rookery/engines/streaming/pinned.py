@@ -18,7 +18,7 @@ from rookery.engines.engine import Job
 from rookery.engines.simulation import device
 from rookery.engines.streaming import fetched
 from rookery.engines.streaming.rowless import largest
-from rookery.engines.streaming.stage import used_levels, uses_own_cohort
+from rookery.engines.streaming.used import used_levels, uses_own_cohort
 from rookery.language.ledger import Amounts
 from rookery.plan.trace import Given
 
@@ -58,7 +58,7 @@ class Session(device.Session):
         of, job, data, block = self._round, self._job, self._cohort, self._side_by_side
         fixed = job.draw, job.minimum, device.ROUNDS_AT_ONCE, device.together()
         program = engine.PROGRAMS.find(
-            ("pinned rounds", of.identity, device.shapes(data), block, *fixed),
+            ("pinned rounds", of.identity, engine.shapes(data), block, *fixed),
             lambda: engine.compiled(of, partial(device.advance, Program(of, data, block), *fixed), donate_argnums=3),
         )
         return self._advanced(rounds, program, of, data)

@@ -86,7 +86,7 @@ class Session(device.Session):
         traced, job, cohorts = self._traced, self._job, self._cohorts
         fixed = job.draw, job.minimum, self._rounds_per_call, device.together()
         program = engine.PROGRAMS.find(
-            ("rounds with rows", traced.round.identity, device.shapes(self._data), self._block, self._capacity, *fixed),
+            ("rounds with rows", traced.round.identity, engine.shapes(self._data), self._block, self._capacity, *fixed),
             lambda: engine.compiled(
                 traced.round, partial(_advance, Program(traced.round, self._data, self._block), *fixed),
                 donate_argnums=3,

@@ -11,32 +11,13 @@ import numpy as np
 from jaxtyping import Array
 
 from rookery.base import placement
-from rookery.base.compat import Var
 from rookery.data.clients import Clients
 from rookery.engines import engine
-from rookery.engines.simulation import device
-from rookery.engines.streaming import fetched
-from rookery.engines.streaming.fetched import Level
 from rookery.engines.streaming.rowless import Rowless, largest, with_rows
-from rookery.plan.calls import Body, LoopCall, MapCall
-from rookery.plan.trace import Plan
+from rookery.engines.streaming.used import Used, used_levels, uses_own_cohort
 
 PIECE = 2**25  # bytes of one transfer
 PARTS = 8  # a piece is as many eighths of PIECE as its rows need
-
-
-class Used(NamedTuple):
-    """The arrays of a level that rounds read, and how many of its rows fit on the device."""
-
-    name: str
-    level: Level
-    arrays: tuple[int, ...]  # by their number at this level
-    capacity: int
-
-    @property
-    def row_bytes(self) -> int:
-        """The bytes of a sample."""
-        return sum(self.level.arrays[j].row_bytes for j in self.arrays)
 
 
 class Piece(NamedTuple):
@@ -74,7 +55,7 @@ class Stage:
         share = min(1.0, PIECE / max(1, self.nbytes))
         self._part = [max(1, math.ceil(used.capacity * share / PARTS)) for used in levels]  # rows of an eighth
         self._layouts: dict[tuple[int, ...], Layout] = {}
-        self._array_shapes = device.shapes((self._rows, self._offsets))
+        self._array_shapes = engine.shapes((self._rows, self._offsets))
         self._stored: Any = None  # ready once the last pieces are in their places
         self._reuse = jax.default_backend() != "cpu"  # a CPU device may use a buffer in place
         # By the lengths of pieces: their buffers, each with an array that is ready once the buffer can be used again.
@@ -240,20 +221,6 @@ def stage_for(traced: engine.Traced, data: Rowless, most: int) -> Stage | None:
     return Stage(data, [level._replace(capacity=rows) for level, rows in zip(used, fitting, strict=True)])
 
 
-def used_levels(traced: engine.Traced, data: Rowless) -> list[Used]:
-    """The levels and arrays that a job's rounds read, with capacities of 0."""
-    levels = fetched.levels_of(traced.job.clients)
-    marked = with_rows(data.rowless, lambda k, j, spec: ("row", k, j), data.specs)
-    leaves = jax.tree.leaves(marked, is_leaf=lambda a: isinstance(a, tuple) and a[:1] == ("row",))
-    read = {i for call in traced.round.body.of(MapCall) for i in call.data}
-    arrays = {leaves[i][1:] for i in read if isinstance(leaves[i], tuple)}
-    return [
-        Used(name, levels[name], tuple(sorted(j for level, j in arrays if level == k)), 0)
-        for k, name in enumerate(data.rowless.levels())
-        if any(level == k for level, _ in arrays)
-    ]
-
-
 def _capacities(used: list[Used], cohort: int, most: int) -> list[int]:
     """For each level, the number of rows that fit on the device; empty if a cohort does not fit.
 
@@ -269,19 +236,3 @@ def _capacities(used: list[Used], cohort: int, most: int) -> list[int]:
         return []
     share = (limit - size(least)) / (size(whole) - size(least))
     return [some + int(share * (everything - some)) for some, everything in zip(least, whole, strict=True)]
-
-
-def uses_own_cohort(plan: Plan) -> bool:
-    """Return whether only the round's own cohort works in a round, which draws no other."""
-
-    def holds(body: Body, cohort: set[Any]) -> bool:
-        loops = [step for step in body.steps if isinstance(step, LoopCall)]
-        within = lambda loop: {
-            inner
-            for outer, inner in zip(loop.fixed, loop.body.inputs, strict=False)
-            if isinstance(outer, Var) and outer in cohort
-        }
-        mapped = [step for step in body.steps if isinstance(step, MapCall)]
-        return all(call.ids in cohort for call in mapped) and all(holds(loop.body, within(loop)) for loop in loops)
-
-    return holds(plan.body, {plan.inputs.ids})

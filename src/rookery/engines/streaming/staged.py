@@ -177,7 +177,7 @@ class Session(device.Session):
         of, job, block = self._staged.round, self._job, self._settings.block
         fixed = job.draw, job.minimum, self._rounds_per_call, device.together()
         return engine.PROGRAMS.find(
-            ("staged rounds", of.identity, device.shapes(clients), block, *fixed),
+            ("staged rounds", of.identity, engine.shapes(clients), block, *fixed),
             lambda: engine.compiled(of, partial(advance, Program(of, clients, block), *fixed), donate_argnums=3),
         )
 
