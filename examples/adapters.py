@@ -26,9 +26,10 @@ import rookery as rk
 
 MATRICES = ("qkv", "mix", "up", "down")
 RANK = 8
+LARGE = lm.LARGE._replace(pieces=(96, 384))
 NESTED, ALL = "F2SA, learnt weights", "FedAvg, all text"
 STEPS = {  # of the base model, and of the adapters: see lm.Steps
-    lm.LARGE: (1e-3, lm.Steps(1e-2, 0.1, weight=0.2, multiplier=1.0)),
+    LARGE: (1e-3, lm.Steps(1e-2, 0.1, weight=0.2, multiplier=1.0)),
     lm.SMALL: (1e-2, lm.Steps(1e-2, 0.1, weight=0.1, multiplier=1.0)),
 }
 
@@ -145,7 +146,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=np.inf, help="after so many minutes, stop")
     parser.add_argument("--out", type=Path, default=Path("adapters"), help="folder to write to")
     options = parser.parse_args()
-    sizes, begin = lm.SMALL if options.small else lm.LARGE, time.perf_counter()
+    sizes, begin = lm.SMALL if options.small else LARGE, time.perf_counter()
     rounds = options.rounds or (100 if options.small else 300)
     late = lambda: time.perf_counter() - begin > 60 * options.minutes
     options.out.mkdir(parents=True, exist_ok=True)

@@ -56,7 +56,7 @@ class Steps(NamedTuple):
     multiplier: float = 2.0  # F2SA's λ
 
 
-LARGE = Sizes(384, 6, 6, 64, 64, (96, 384), 8, cohort=16, local_steps=4, batch=8, rounds=400)
+LARGE = Sizes(384, 6, 6, 64, 64, (384, 1536), 8, cohort=16, local_steps=4, batch=8, rounds=600)
 SMALL = Sizes(32, 2, 2, 16, 16, (32, 128), 8, cohort=8, local_steps=4, batch=8, rounds=100)
 METHODS = NESTED, ALL, CLEAN, CHECKED, HALF = (
     "F2SA, learnt weights",
@@ -65,7 +65,7 @@ METHODS = NESTED, ALL, CLEAN, CHECKED, HALF = (
     "FedAvg, checked text",
     "FedAvg, all text, half the local steps",
 )
-CHOSEN = {LARGE: Steps(5e-4, 0.01), SMALL: Steps(1e-2, 0.1)}
+CHOSEN = {LARGE: Steps(5e-4, 0.01, weight=0.05), SMALL: Steps(1e-2, 0.1)}
 DECAY = 1e-5
 
 # The grammar. A word is a number; every sentence ends with a full stop.
