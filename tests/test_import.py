@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -136,3 +137,37 @@ print(json.dumps([name for name in rk.__all__ if not hasattr(rk, name) or name n
 @pytest.mark.xdist_group("imports")
 def test_tasks_and_theory_are_there_without_an_import_of_their_own():
     assert imported()["found"] == [True, "rookery.tasks", "rookery.theory", True, False, True]
+
+
+FIRST = """
+import json, os
+from pathlib import Path
+import jax, numpy, optax, orbax.checkpoint, pandas, sklearn.linear_model
+import rookery
+failed = []
+folder = Path(rookery.__file__).parent
+names = sorted(
+    ".".join(["rookery", *path.relative_to(folder).with_suffix("").parts]).removesuffix(".__init__")
+    for package in ("engines", "language", "plan")
+    for path in (folder / package).rglob("*.py")
+)
+for name in names:
+    child = os.fork()
+    if not child:
+        try:
+            __import__(name)
+        except ImportError as error:
+            os._exit("circular" in str(error))
+        os._exit(0)
+    failed += [name] * (os.waitpid(child, 0)[1] != 0)
+print(json.dumps([len(names), failed]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+def test_every_module_of_the_engines_can_be_imported_first():
+    """No import is circular, whatever was imported before."""
+    count, failed = fresh(FIRST)
+    assert count > 80
+    assert failed == []
