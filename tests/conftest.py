@@ -40,6 +40,7 @@ if hasattr(mlir, "make_ir_context"):
     mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 # Every call of the command line makes all commands anew, and most of that time is reading their parameters.
 typer.main.get_params_from_function = functools.cache(typer.main.get_params_from_function)
+typer.main.get_command_from_info = functools.cache(typer.main.get_command_from_info)
 # Hypothesis tries constants of all our files, and newer versions read them on every worker.
 if importlib.util.find_spec("hypothesis.internal.conjecture.providers"):
     from hypothesis.internal.conjecture import providers

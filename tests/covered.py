@@ -134,6 +134,7 @@ COVERED: dict[str, dict[str, list[str]]] = {
             "test_with_feedback_a_quadratic_is_solved_and_without_it_is_not", "test_a_nested_method_converges",
         ],
         "test_who_is_absent_or_not_heard_keeps_its_memory": ["[simulation]"],
+        "test_each_channel_of_a_chain_tells_the_clients_its_own": ["[nothing-simulation]", "[nothing-federation]"],
         "test_a_checkpoint_keeps_the_feedback": ["[error-simulation]"],
     },
     "channels/test_privacy.py": {
@@ -151,6 +152,10 @@ COVERED: dict[str, dict[str, list[str]]] = {
             "test_one_client_changes_every_result_of_a_method_by_at_most_what_is_declared",
         ],
         "test_another_cohort_of_a_round_comes_from_the_noise_seed_alone": ["[2]"],
+        "test_the_methods_that_are_refused": [
+            "[CommFedBiO]", "[FastDRO]", "[FedMBO]", "[QFedAvg]", "[WeightedNodesABA]",
+        ],
+        "test_a_poisson_cohort_has_each_client_with_the_same_probability": ["[20-6]", "[3-1]"],
         "test_a_session_ends_with_its_budget": ["test_the_calibrated_noise_spends_the_budget_at_the_last_round"],
     },
     "channels/test_private_records.py": {
@@ -260,6 +265,8 @@ COVERED: dict[str, dict[str, list[str]]] = {
         "test_a_cohort_is_a_sorted_set_of_clients": ["[10-4]", "[40-5]", "[6-5]"],
         "test_every_order_is_equally_likely": ["[3]"],
         "test_every_client_is_equally_likely": ["[10-4]"],
+        "test_every_sample_equally_often": ["[3-equal]", "[3-ragged]", "[5-equal]"],
+        "test_a_batch_is_never_larger_than_the_data": ["[equal-True]", "[equal-False]"],
         "test_every_cohort_is_equally_likely": ["[6-3-20]"],
         "test_shuffled_is_a_bijection": ["[4]"],
     },
@@ -314,6 +321,7 @@ COVERED: dict[str, dict[str, list[str]]] = {
             "[Scaffold-SingleLevel]", "[FedBiOAcc-Bilevel]", "[FedNest-Bilevel]",
         ],
         "test_on_every_kind_of_simulation": ["[mesh]"],
+        "test_of_like_clients_it_is_the_ledgers_sum": ["[FedAvg-SingleLevel]"],
     },
     "golden/test_optimizers.py": {"test_the_rules_of_the_paper": ["test_the_optimizers_of_the_paper"]},
     "golden/test_single_level.py": {
@@ -407,11 +415,16 @@ COVERED: dict[str, dict[str, list[str]]] = {
     "channels/test_account.py": {
         "TestEpsilon::test_of_cohorts_of_fixed_size": ["[LFedNest-4-0-2.0]"],
         "TestEpsilon::test_of_poisson_cohorts": ["[LFedNest-4-0-2.0]"],
+        "TestEpsilon::test_of_all_clients": ["[LFedNest-4-0-2.0]"],
         "run/test_price.py::test_it_counts_what_a_round_releases_and_who_pays_for_it": [
             "test_every_exchange_of_a_round_is_a_release",
         ],
     },
-    "data/test_clients.py": {"test_features_change_no_gradient": ["[None-plain]"]},
+    "data/test_clients.py": {
+        "test_features_change_no_gradient": ["[None-plain]"],
+        "test_features_that_are_not_made_row_by_row_are_refused": ["[1-two rows]", "[1-no rows]", "[1-a number]"],
+    },
+    "run/test_price.py": {"test_a_refusal_is_printed_below_the_plan": ["[None]", "[4]"]},
     "run/test_budget.py": {"test_a_complete_run_that_is_resumed_is_not_cut_short": ["[noise]"]},
     "engines/federation/test_dataflow.py": {"test_a_function_that_no_plan_has_is_refused_in_words": ["[-1]"]},
     "engines/federation/test_grpc.py": {

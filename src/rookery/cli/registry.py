@@ -156,7 +156,8 @@ def _find(kind: str, name: str, known: Mapping[str, Any]) -> tuple[str, str, Any
     """Return the name as it is written, a reference from any folder, and the object."""
     if is_reference(name):
         return load_reference(name)
-    name, entry = find(kind, name, {**_plugins(kind), **known})
+    built_in = plain(name) in {*map(plain, known)}  # and no installed package has to be asked
+    name, entry = find(kind, name, known if built_in else {**_plugins(kind), **known})
     if not isinstance(entry, EntryPoint):
         return name, name, entry
     try:

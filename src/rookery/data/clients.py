@@ -378,8 +378,9 @@ def _loaded(load: Callable[[int], Mapping[str, Rows]], i: int) -> dict[str, Rows
 
 
 def _check_weights(weights: Any, n: int) -> Float[Array, " n"]:
+    kind = jnp.result_type(float)
     if weights is None:
-        return jnp.full(n, 1.0 / n, jnp.result_type(float))
+        return jnp.asarray(np.full(n, 1.0 / n, kind))  # in NumPy: JAX would compile this for each n
     try:
         numbers: Any = np.asarray(weights)
         numbers = numbers.astype(float) if numbers.dtype.kind in "iufVO" else None  # neither text nor booleans
@@ -393,7 +394,7 @@ def _check_weights(weights: Any, n: int) -> Float[Array, " n"]:
         )
     if not ((numbers >= 0).all() and 0 < numbers.sum() < np.inf):
         raise ValueError(f"weights must be finite, not negative, and not all zero; got {weights!r:.60}.")
-    return jnp.asarray(numbers / numbers.sum(), jnp.result_type(float))
+    return jnp.asarray((numbers / numbers.sum()).astype(kind))
 
 
 def _check_center_client(number: Any, center: Rows | None, n: int) -> int | None:

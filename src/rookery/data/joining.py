@@ -159,8 +159,9 @@ def client_rows(rows: Rows, sizes: np.ndarray, offsets: Any) -> ClientRows:
     widest, total = int(sizes.max()), int(sizes.sum(dtype=np.int64))
     return ClientRows(
         rows,
-        jnp.asarray(offsets, jnp.int32),
-        jnp.array(sizes, jnp.int32),  # a copy: the caller may use the array again
+        # Copies, because the caller may use the arrays again; in NumPy, because JAX would compile this for each n.
+        jnp.asarray(np.array(offsets, np.int32)),
+        jnp.asarray(np.array(sizes, np.int32)),
         widest,
         int(sizes.min()),
         chunk_length(total, len(sizes), widest),

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.base.placement import duplicate
 from rookery.base.processes import ONE_PROCESS, Processes
 
 _FORMATS = (4, 5)  # the oldest and the newest format that this version of Rookery reads; 5 is for rows stored apart
@@ -316,7 +317,7 @@ def _snapshot(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
     on_host = isinstance(leaf, jax.Array) and next(iter(leaf.devices())).platform == "cpu"
-    return jnp.copy(leaf) if on_host else leaf
+    return duplicate(leaf) if on_host else leaf
 
 
 def _taken(array: Any, ids: np.ndarray) -> np.ndarray:

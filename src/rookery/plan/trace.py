@@ -13,6 +13,7 @@ from jaxtyping import Array
 from rookery.base import draws, jaxprs
 from rookery.base.arguments import kind_of
 from rookery.base.compat import Jaxpr
+from rookery.base.placement import duplicate
 from rookery.data.clients import Clients
 from rookery.language import channel as channels
 from rookery.language import hyperparameters, records
@@ -391,7 +392,7 @@ def _traced(title: str, fn: Callable[[Given], tuple[Tracing, Made]], given: Give
     return Plan(
         title=title,
         jaxpr=jaxpr,
-        consts=[jnp.array(c) for c in traced.consts],
+        consts=[duplicate(c) if isinstance(c, jax.Array) else jnp.array(c) for c in traced.consts],
         body=body_of(jaxpr),
         given=given,
         made=shapes,

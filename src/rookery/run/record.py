@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.base.placement import duplicate
 from rookery.engines.engine import Session
 from rookery.language.ledger import Amounts, Ledger
 from rookery.language.metrics import check_numbers, direction
@@ -179,7 +180,13 @@ class Record:
 
 def copied(value: Any) -> Any:
     """Return a copy of a pytree of arrays, to keep while the next rounds donate the original."""
-    return jax.tree.map(lambda a: a.copy() if hasattr(a, "copy") else a, value)
+
+    def copy(a: Any) -> Any:
+        if isinstance(a, jax.Array):
+            return duplicate(a)
+        return a.copy() if hasattr(a, "copy") else a
+
+    return jax.tree.map(copy, value)
 
 
 def _to_host(leaf: Any) -> Any:

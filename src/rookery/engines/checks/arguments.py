@@ -10,7 +10,7 @@ import numpy as np
 
 from rookery import algorithms
 from rookery.base.arguments import check_counts, check_seed, is_integer, is_number
-from rookery.base.placement import check_types
+from rookery.base.placement import check_types, duplicate
 from rookery.data.clients import Clients
 from rookery.data.joining import overflows
 from rookery.engines.checks.losses import check_losses, check_used, describe, first_line, inner_shapes, shape_of
@@ -81,7 +81,7 @@ def _arrays(value: Any, name: str) -> Any:
         if not isinstance(leaf, jax.Array) and overflows(np.asarray(leaf)).any():
             dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
             raise ValueError(f"{where} does not fit into {dtype}. Rescale it, or set jax_enable_x64.")
-        array = jnp.array(leaf)
+        array = duplicate(leaf) if isinstance(leaf, jax.Array) else jnp.array(leaf)
         on_cpu = array.is_fully_addressable and all(device.platform == "cpu" for device in array.devices())
         finite = np.isfinite(np.asarray(array)) if on_cpu else jnp.isfinite(array)  # JAX compiles this for each shape
         if not bool(finite.all()):

@@ -352,7 +352,7 @@ def _some_samples(source: ClientRows, here: range | None, count: int, least: int
         client, size = here.start, int(np.asarray(source.sizes)[here.start : here.stop].sum())
     if size < least:
         return None
-    begin = int(source.offsets[client])
+    begin = int(np.asarray(source.offsets)[client])
     end = begin + min(size, max(count, min(size, _SEARCHED)))
     samples = jax.tree.map(lambda a: _read(a, begin, end), source.rows)
     differs = np.any([(a != a[:1]).reshape(len(a), -1).any(axis=1) for a in jax.tree.leaves(samples)], axis=0)

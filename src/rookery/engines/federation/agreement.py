@@ -203,8 +203,11 @@ def _imported(name: str) -> Names:
 def _is_study(names: Names) -> bool:
     """Return whether a module belongs to a study: it is not part of Python or of an installed package."""
     path = names.get("__file__")
-    if not isinstance(path, str) or not path.endswith(".py"):
-        return False
+    return isinstance(path, str) and path.endswith(".py") and _is_own(path)
+
+
+@functools.cache
+def _is_own(path: str) -> bool:
     file = Path(path).resolve()
     installed = any(folder in file.parents for folder in _INSTALLED)
     return not installed and not {"site-packages", "dist-packages"} & set(file.parts)
