@@ -423,7 +423,7 @@ def test_weights_without_a_folder_or_a_file(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("like", "says"),
     [
-        ({"w": np.ones(2), "u": np.ones(1)}, r"missing: u; unknown: v\)\. load_weights\(path\)"),
+        ({"w": np.ones(2), "u": np.ones(1)}, r"missing: u; unknown: v\)\. Read it with load_weights\(path\)"),
         ({"w": np.ones(2), "v": np.ones(2)}, r"v must have the model's shape \(2,\); got \(3,\)"),
     ],
 )
