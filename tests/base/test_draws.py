@@ -123,6 +123,15 @@ def test_normal_numbers_are_the_same_in_any_precision() -> None:
     np.testing.assert_allclose(wide.ravel(), exact, rtol=2e-6, atol=1e-7)
 
 
+def test_normal_numbers_are_the_same_in_every_program() -> None:
+    """Each operation by itself gives the bits that all of them give together, whatever the number of numbers."""
+    uniform = jnp.asarray((2 * np.arange(-(2**23), 2**23, 1009) + 1) / 2**24, jnp.float32)
+    together = np.asarray(jax.jit(draws._quantiles)(uniform))
+    with jax.disable_jit():
+        np.testing.assert_array_equal(together, draws._quantiles(uniform))
+    np.testing.assert_array_equal(together[:7], jax.jit(draws._quantiles)(uniform[:7]))
+
+
 def test_normal_numbers_reach_into_the_tails() -> None:
     """Each of the 2²⁴ numbers is near the exact quantile, and minus another one."""
     places = np.unique([*range(2000), *range(2**23 - 2000, 2**23), *range(0, 2**23, 997)])

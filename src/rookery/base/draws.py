@@ -98,6 +98,15 @@ def _quantiles(uniform: Float[Array, " n"]) -> Float[Array, " n"]:
     return uniform / (np.float32(_B[-1]) + np.float32(_A[-1]) / ratio)
 
 
+def symmetric(key: Array, shape: tuple[int, ...], bound: float) -> Float[Array, "*shape"]:
+    """Draw uniform numbers between −bound and bound, those of `jax.random.uniform` with this shape.
+
+    With jax_enable_x64 they are other numbers, in double precision. They are drawn as one row: as a matrix, they take
+    four times as long to compile on a CPU.
+    """
+    return jax.random.uniform(key, (math.prod(shape),), minval=-bound, maxval=bound).reshape(shape)
+
+
 def _stream(key: Array, count: int) -> UInt[Array, " count"]:
     """Return random words: both words of the Threefry-2x32 hash (20 rounds) of 0, 1, 2, … under the key.
 
