@@ -87,9 +87,9 @@ def _quantiles(uniform: Float[Array, " n"]) -> Float[Array, " n"]:
     """Return the normal quantiles of (1 + u)/2 for float32 numbers u, at most 1 − 2⁻²⁴ in size, to 2e-6 of their size.
 
     u over its quantile is a smooth function of w = −log(1 − u²) (Giles, "Approximating the erfinv function", 2012),
-    here a rational one. A CPU takes half the time of √2·erf_inv(u). Nothing is added to a product: a compiler may
-    round the two as one, and would not in every program. The division comes last because XLA does not repeat divisions;
-    it would otherwise hash again for the arrays that get the noise.
+    here a rational one. Nothing is added to a product: a compiler may round the two as one, and would not in every
+    program. On a CPU, a normal number takes a fifth less time than with √2·erf_inv(u). The division comes last because
+    XLA does not repeat divisions; it would otherwise hash again for the arrays that get the noise.
     """
     w = -jnp.log((1 - uniform) * (1 + uniform))
     ratio = w + np.float32(_B[0])
